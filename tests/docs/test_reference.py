@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 from unittest.mock import MagicMock
 
+import pytest
 from django.dispatch import Signal
 
-from django_pglock import Lease, lock, signals
+from django_pglock import Lease, errors, lock, signals
 from django_pglock.locks.async_handle import AsyncHandle
 from django_pglock.locks.handle import Handle
 from django_pglock.locks.leases.handle import AsyncLeaseHandle, LeaseHandle
@@ -16,16 +18,25 @@ from django_pglock.loggers import WORKER
 from django_pglock.management.commands import withlock
 from django_pglock.tasks.claim import TaskContext
 from django_pglock.tasks.fields import TaskFields
-from django_pglock.tasks.states import TaskStatus
+from django_pglock.tasks.states import MOVES, TaskStatus
 from django_pglock.worker.child.child import LEFT_BEHIND
 from django_pglock.worker.parent.metrics import Metrics, attempt_families, depth_families
+from example_project.systems import NAMES
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "reference.md").read_text()
+
+
 #: The pages that quote messages as symptoms.
 PAGES_OF_SYMPTOMS = ("howto/monitoring", "howto/not_running", "inside")
+
+
 SOURCE = "\n".join(path.read_text() for path in sorted((ROOT / "django_pglock").rglob("*.py")))
+
+
 HANDLES = (Handle, AsyncHandle, LeaseHandle, AsyncLeaseHandle)
+
+
 #: What the package itself calls on handles.
 OF_THE_PACKAGE = {
     "acquire",
@@ -132,3 +143,99 @@ def test_every_thread_and_session_stands_in_the_page_for_people_on_call():
     assert set(re.findall(r"^\| `(lockworker \w+)`", page, re.MULTILINE)) == named | {
         f"lockworker {name}" for name in services
     }
+
+
+# The page about the architecture names files that are there, and its picture is current.
+
+
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+
+
+NAMED = sorted(set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+(?:\.py|/))`", ARCHITECTURE.read_text())))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_file_named_in_the_architecture_page_exists(name):
+    places = [ROOT / "django_pglock" / name, ROOT / name]
+    assert any(place.exists() for place in places), f"{name} is named in {ARCHITECTURE.name} and is not there"
+
+
+def test_the_picture_of_the_rooms_is_current(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    rooms = importlib.import_module("rooms")
+    assert rooms.PICTURE.read_text() == rooms.picture(), "run: python docs/_ext/rooms.py"
+
+
+def titles_of_boxes(picture, colour=".+?"):
+    text = (ROOT / "docs" / "_static" / picture).read_text()
+    return re.findall(rf'<rect [^>]*fill="{colour}"/><text [^>]*font-weight="600">([^<]+)<', text)
+
+
+def test_the_way_of_a_task_has_statuses_and_parts_that_are_there():
+    rows = [TaskStatus(title.split()[0]) for title in titles_of_boxes("task-way.svg") if title.endswith(" row")]
+    assert rows == [TaskStatus.READY, TaskStatus.SUCCESSFUL]
+    assert set(MOVES[TaskStatus.RUNNING]) >= {*rows, TaskStatus.FAILED}
+    parts = [title.split()[0] for title in titles_of_boxes("task-way.svg", "#6b46c1")]
+    assert len(parts) == 5
+    assert (ROOT / "docs" / "_static" / "task-way.svg").read_text().count("<rect ") <= 10
+    for part in parts:
+        assert list((ROOT / "django_pglock" / "worker").rglob(f"{part}.py")), part
+
+
+def test_the_way_of_a_lock_ends_with_errors_that_are_there():
+    named = titles_of_boxes("lock-way.svg", "#c53030")
+    assert len(named) == 2
+    assert all(issubclass(getattr(errors, name), errors.LockError) for name in named)
+
+
+def test_each_example_has_at_most_three_files_which_have_the_functions_that_it_names():
+    examples = ARCHITECTURE.read_text().partition("### Two examples\n")[2].partition("\n## ")[0]
+    walks = [each for each in re.split(r"^(?=\*\*)", examples, flags=re.MULTILINE) if each.startswith("**")]
+    assert len(walks) == 2
+    for walk in walks:
+        steps = re.findall(r"^\d\. `([a-z_/]+\.py)`(.*?)(?=^\d\. |\n\n|\Z)", walk, re.MULTILINE | re.DOTALL)
+        assert len(steps) >= 3
+        assert len({name for name, _ in steps}) <= 3
+        for name, text in steps:
+            source = (ROOT / "django_pglock" / name).read_text()
+            functions = re.findall(r"`(?:\w+\.)?(\w+)\(\)`", text)
+            assert functions
+            assert [function for function in functions if f"{function}(" not in source] == [], name
+
+
+# The pages about the systems of the example project: they show the code that runs, and what it wrote.
+
+
+FOLDER = ROOT / "docs" / "systems"
+
+
+PAGES = {page.stem: page.read_text() for page in FOLDER.glob("*.md") if page.stem != "index"}
+
+
+def test_each_system_has_a_page_that_stands_in_the_index():
+    index = (FOLDER / "index.md").read_text()
+    assert sorted(PAGES) == sorted(NAMES)
+    listed = re.findall(r"^\| \[(\w+)\]\((\w+)\.md\)", index, re.MULTILINE)
+    assert sorted(listed) == [(name, name) for name in sorted(PAGES)]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_shows_the_code_that_runs(name):
+    """A copy would differ one day."""
+    shown = re.findall(r"\{literalinclude\} (\S+)", PAGES[name])
+    assert shown
+    for path in shown:
+        file = (FOLDER / path).resolve()
+        assert file.exists(), path
+        assert file.is_relative_to(ROOT / "example_project" / "systems" / name), path
+    assert f".. automodule:: example_project.systems.{name}\n" in PAGES[name]
+    assert "```python" not in PAGES[name]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_shows_the_output_with_claims_that_hold(name):
+    """``python docs/_ext/pictures.py NAME`` draws it."""
+    assert f"](../_static/systems/{name}.svg)" in PAGES[name]
+    picture = (ROOT / "docs" / "_static" / "systems" / f"{name}.svg").read_text()
+    assert "✓" in picture
+    assert "✗" not in picture

@@ -1,8 +1,9 @@
-"""Rules of the code: imports, sizes, plans."""
+"""Rules of the code: imports, sizes, plans, the migration, the help of commands."""
 
 from __future__ import annotations
 
 import ast
+import pkgutil
 import re
 import subprocess
 import sys
@@ -10,15 +11,27 @@ from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
+import django
 import pytest
-from django.core.management import call_command
+from django.core.management import call_command, get_commands, load_command_class
+from django.db import migrations
 
 import django_pglock
+from django_pglock import apps
+from django_pglock import migrations as package
 from django_pglock.conf import Settings
+from django_pglock.errors import ConfigurationError
+from django_pglock.migrations._operations import CreateView, TableSQL
 
 PACKAGE = Path(django_pglock.__file__).parent
+
+
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
+
+
 TESTS = Path(__file__).parents[1]
+
+
 STORE = {path.stem: path for path in (PACKAGE / "store").glob("[!_]*.py")}
 
 
@@ -139,3 +152,44 @@ def test_the_end_of_the_first_request_is_known_before_views_are_imported():
         "assert 'django_pglock.locks.responses' in [key[0] for key, *_ in request_started.receivers]\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Before the first release there is one migration, which makes everything.
+
+
+def test_the_only_migration_creates_and_changes_nothing():
+    [name] = [each.name for each in pkgutil.iter_modules(package.__path__) if each.name[0] != "_"]
+    only = import_module(f"{package.__name__}.{name}").Migration
+    assert name == "0001_initial"
+    assert only.initial
+    assert {type(each) for each in only.operations} == {migrations.CreateModel, TableSQL, CreateView}
+
+
+# What the app requires before Django imports any models. In real projects: qa/projects/test_small_projects.py.
+
+
+@pytest.mark.parametrize(("version", "is_refused"), [((5, 2, 0), True), ((6, 0, 0), False)])
+def test_django_5_2_without_the_backport_is_told_what_to_install(monkeypatch, version, is_refused):
+    monkeypatch.setattr(django, "VERSION", version)
+    monkeypatch.setattr(apps, "find_spec", lambda name: None)
+    if not is_refused:
+        apps.require_django_tasks()
+        return
+    with pytest.raises(ConfigurationError, match=r"pip install 'django-tasks>=0\.12', or upgrade to Django 6\.0"):
+        apps.require_django_tasks()
+
+
+# Every command of the package and of the example project prints its help.
+
+
+OURS = sorted(
+    (app, name) for name, app in get_commands().items() if app.startswith(("django_pglock", "example_project"))
+)
+
+
+@pytest.mark.parametrize(("app", "name"), OURS)
+def test_help_is_printed(app, name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        load_command_class(app, name).create_parser("manage.py", name).parse_args(["--help"])
+    assert ended.value.code == 0
+    assert len(capsys.readouterr().out.splitlines()) > 5

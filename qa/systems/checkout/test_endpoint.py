@@ -17,14 +17,16 @@ from django.test import override_settings
 from django_pglock import lock, try_lock
 from django_pglock.models import AdvisoryLock
 from django_pglock.testing import hold
+from example_project.systems.checkout import scenario
 from example_project.systems.checkout.models import Cart, Payment
 from example_project.systems.checkout.workers import begin_sale
 from example_project.systems.web import GUNICORN, UVICORN, Browser
 from tests.conftest import NEVER
 
-CRC = "django_pglock.keys.crc32_key"
-
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+CRC = "django_pglock.keys.crc32_key"
 
 
 class Customer(Browser):
@@ -170,3 +172,13 @@ def test_two_names_with_one_crc_are_two_locks_unless_keys_are_crcs(settings, is_
     """Among some ten thousand names two have the same CRC; one customer then waits for the other."""
     with override_settings(DJANGO_PGLOCK=settings), hold("checkout:fd553f1b"), try_lock("checkout:e3612f75") as held:
         assert bool(held) is is_free
+
+
+# The scenario of the system checkout: what it claims holds.
+
+
+def test_the_checkout_system_has_no_violation_under_load(harness, monkeypatch):
+    """With one process of uvicorn, which is a new interpreter otherwise. The tests of the endpoint have two."""
+    monkeypatch.setattr(scenario, "UVICORN", scenario.UVICORN.replace("--workers=2", "--workers=1"))
+    scenario.run_scenario(harness)
+    harness.judge()

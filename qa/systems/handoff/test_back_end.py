@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
 import pytest
 from django.db import connection, transaction
 
-from django_pglock.models import Task, Worker
+from django_pglock.models import Task
+from django_pglock.models import Worker as WorkerRow
+from django_pglock.worker import Worker
 from example_project.systems.handoff.back_end import hand_over, handle, new, oldest
 from example_project.systems.handoff.models import Request, Sheet
-from example_project.systems.handoff.scenario import old_snapshot, pages_read, rows_by_process
+from example_project.systems.handoff.scenario import (
+    WRONG_ENTRIES,
+    old_snapshot,
+    pages_read,
+    requests,
+    rows_by_process,
+    run_scenario,
+    sheets_after,
+)
+from example_project.systems.handoff.search import PARTS, Entry, Order
 from example_project.systems.handoff.tasks import update
 from tests.conftest import NEVER
 
@@ -54,7 +66,7 @@ def test_the_database_says_which_worker_has_which_tasks(worker, eventually):
     with transaction.atomic():
         Sheet.objects.select_for_update().get()
         worker()
-        process = Worker.objects.get().pid
+        process = WorkerRow.objects.get().pid
         eventually(lambda: rows_by_process("tasks") == [(process, [Task.objects.get().pk])])
     eventually(lambda: Task.objects.get().status == "SUCCESSFUL")
     assert rows_by_process("tasks") == []
@@ -141,3 +153,93 @@ def test_a_saved_start_id_keeps_searches_short_during_an_open_transaction():
             cursor.execute("SET LOCAL enable_bitmapscan = off")
             from_the_start, behind = pages_read(0), pages_read(Request.objects.latest("id").id)
     assert from_the_start > 3 * behind
+
+
+# The search table follows 17 tables, whatever changes them, also while workers are killed or down.
+
+
+def value(statement):
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        return cursor.fetchone()[0]
+
+
+def run(statement):
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def change_everything():
+    """Change all tables in the ways that there are."""
+    orders = Order.objects.bulk_create(Order(text=f"order {number}") for number in range(30))
+    first = orders[0].pk
+    for part in PARTS:
+        table = part._meta.db_table
+        part.objects.create(order=orders[0], text=f"one {table}")
+        part.objects.bulk_create(part(order=order, text=f"many {table}") for order in orders)
+        with connection.cursor() as cursor, cursor.copy(f'COPY "{table}" (order_id, text) FROM STDIN') as lines:
+            lines.write(f"{first + 1}\tcopied {table}\n")
+        run(f"UPDATE \"{table}\" SET text = 'changed {table}' WHERE (order_id - {first}) % 3 = 0")
+        part.objects.filter(order_id=first + 4).update(order=first + 5)
+        run(f'DELETE FROM "{table}" WHERE (order_id - {first}) % 7 = 0')
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            part.objects.update(text="never")
+            raise ZeroDivisionError
+    Order.objects.filter(pk__gt=first + 25).delete()
+
+
+def test_nothing_is_missed_while_no_worker_runs():
+    change_everything()
+    assert Task.objects.count() < 150
+    assert not Entry.objects.exists()
+    Worker(drain=True).run()
+    assert value(WRONG_ENTRIES) == 0
+    assert Entry.objects.count() == Order.objects.count() == 26
+    assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL"}
+    found = Entry.objects.filter(text__contains="copied handoff_warranty")
+    assert found.count() == 1
+
+
+def write(seed, count):
+    """Change rows at random, in transactions of which some are rolled back."""
+    chance = random.Random(seed)
+    ids = list(Order.objects.values_list("pk", flat=True))
+    for number in range(count):
+        part = chance.choice(PARTS)
+        with transaction.atomic():
+            part.objects.create(order_id=chance.choice(ids), text=f"text {seed} {number}")
+            # One statement that locks rows of others: two could deadlock.
+            changes = chance.choice(({"text": f"changed {seed} {number}"}, {"order": chance.choice(ids)}))
+            part.objects.filter(order_id=chance.choice(ids)).update(**changes)
+            transaction.set_rollback(chance.random() < 0.1)
+
+
+def test_the_entries_follow_while_workers_are_killed(fleet, process, eventually):
+    Order.objects.bulk_create(Order(text=f"order {number}") for number in range(20))
+    workers = [fleet.start("runlockworker", "--threads", "2", "--no-reload") for _ in range(2)]
+    writers = [process(write, seed, 40) for seed in range(2)]
+    eventually(lambda: Entry.objects.count() > 5)
+    workers[0].kill()
+    assert [writer.wait(NEVER) for writer in writers] == [0, 0]
+    eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists(), why=fleet.output())
+    assert value(WRONG_ENTRIES) == 0
+
+
+# The same requests through tasks and through the table, with kills of back ends in between.
+
+
+def test_both_planes_make_the_sheets_that_the_requests_ask_for(harness):
+    run_scenario(harness, count=1000, sheets=50, orders=100)
+    told = harness.judge()
+    assert told.count("SIGKILL") == 4
+    assert "One UPDATE changes 200 rows, two of each order: 1 task." in told
+
+
+def test_the_requests_are_what_the_play_says():
+    asked = list(requests(2000, 50))
+    kinds = [each.kind for each in asked]
+    assert 50 < kinds.count("create") < 250
+    assert kinds[0] == "create"
+    sheets = sheets_after(iter(asked))
+    assert len(sheets) == 50
+    assert sum(map(len, sheets.values())) == kinds.count("update")

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+from uuid import uuid4
 
 import pytest
 from django.db import connection, transaction
 
 from django_pglock import lock_table
 from django_pglock.models import Task, Worker
+from example_project.systems.harness import call
 from example_project.systems.ledger.models import Entry
+from qa.systems.ledger.command import run
+from tests.conftest import NEVER
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
 CUT_OFF = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE relation = 'ledger_entry'::regclass AND NOT granted
 """
@@ -98,3 +104,27 @@ def test_a_refund_is_paid_back_once_and_only_for_credits_that_are_there(holder, 
     assert [kind for kind, _ in book(f"refund of {first.pk}")] == ["refund"]
     assert book(f"refund of {second.pk}") == []
     assert holder("eve").refund(second).status == 404, "somebody else's"
+
+
+# Requests of holders behind two processes: races, repeated requests, busy answers.
+
+
+def test_a_request_that_is_repeated_uses_credits_once(holder):
+    """The lock is free again. It is the key that says that it is the same request."""
+    ann, key = holder("ann"), uuid4()
+    ann.gets(100)
+    answers = [ann.order("use", 30, key) for _ in range(3)]
+    assert [(answer.status, answer.content) for answer in answers] == [(201, {"balance": 70})] * 3
+    assert ann.order("use", 40, key).content == {"balance": 70}, "another amount with the same key uses none"
+    assert ann.balance == 70
+
+
+# ``manage.py systems ledger`` runs, and what it claims holds.
+
+
+def test_the_command_of_the_ledger_finds_no_violation(fleet):
+    """In a process of its own, as users run it. The other scenarios run in the process of their test."""
+    process = call(fleet, run)
+    assert process.wait(2 * NEVER) == 0, fleet.output()
+    assert "✓" in fleet.output()
+    assert "✗" not in fleet.output()

@@ -10,9 +10,12 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from example_project.systems.mutex import scenario as system
 from example_project.systems.mutex.models import Status, TaskState
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
 HOUR = timedelta(hours=1)
 
 
@@ -62,3 +65,13 @@ def test_the_clients_clock_is_not_asked(row, monkeypatch):
         ours = acquire("anna", HOUR)
     ours.release(Status.DONE, HOUR)
     assert "STATEMENT_TIMESTAMP() + " in queries[-1]["sql"]
+
+
+# 32 clients in four processes, kills in between: the scenario of the mutex, whose claims all hold.
+
+
+def test_the_mutex_system_loses_no_row_and_has_one_owner_of_each(harness, monkeypatch):
+    monkeypatch.setattr(system, "THREADS", 8)
+    monkeypatch.setattr(system, "ROWS", 200)
+    system.run_scenario(harness)
+    harness.judge()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from itertools import cycle, product
 
 import pytest
 from django.contrib import admin
 from django.contrib.admin.exceptions import DisallowedModelAdminLookup
+from django.contrib.admin.templatetags.admin_list import result_headers
 from django.db import connection
+from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils.translation import override
 
 from django_pglock import task
 from django_pglock.admin import pages
@@ -18,7 +22,7 @@ from django_pglock.admin.overview import Overview
 from django_pglock.admin.pages import ReadOnlyAdmin
 from django_pglock.admin.tasks import TaskAdmin
 from django_pglock.models import AdvisoryLock, Lease, Queue, Schedule, Task, Worker
-from tests.db.admin.visits import make, person, url
+from tests.db.admin.visits import LIST, make, person, url
 
 pytestmark = pytest.mark.django_db
 
@@ -61,8 +65,12 @@ SERVED = {
     Queue: {"paused": "1"},
     Schedule: {"is_enabled__exact": "1"},
 }
+
+
 #: The names of filters that are not names of fields.
 OF_FILTERS = {"attention", "held", "paused", "exception", "since", "before", "key", "argument", "metadata"}
+
+
 LOOKUPS = (
     *("", "exact", "iexact", "startswith", "icontains", "regex", "isnull", "in", "gt", "lt", "gte", "lte"),
     *("email", "email__startswith", "0__regex", "year", "length"),
@@ -223,3 +231,51 @@ class LooseAdmin(TaskAdmin):
 def test_a_subclass_of_an_admin_allows_the_lookups_of_its_own_filters(rf, lookup, is_allowed):
     own = LooseAdmin(Task, admin.site)
     assert own.lookup_allowed(lookup, "1", rf.get("/")) is is_allowed
+
+
+# The admin in the language of the reader.
+
+
+STATUSES = {
+    "SCHEDULED": "Geplant",
+    "BLOCKED": "Blockiert",
+    "READY": "Bereit",
+    "RUNNING": "Läuft (Abbruch angefordert)",
+    "SUCCESSFUL": "Erfolgreich",
+    "FAILED": "Fehlgeschlagen",
+    "CANCELLED": "Abgebrochen",
+}
+
+
+# After the column of checkboxes.
+HEADS = [
+    *("Aufgabe", "Status", "Warteschlange", "letzter Fehler", "Priorität", "Versuche", "Warte- oder Laufzeit"),
+    "eingereiht am",
+]
+
+
+# Without the empty choice, whose text is Django's and differs between versions.
+ACTIONS = [
+    "Hängende Aufgaben zurücksetzen",
+    "Fehlgeschlagene oder abgebrochene Aufgaben wiederholen",
+    "Fehlgeschlagene Aufgaben verwerfen",
+    "Geplante Aufgaben jetzt ausführen",
+    "Aufgaben abbrechen",
+]
+
+
+def test_the_list_of_tasks_is_german_for_a_german_reader(client):
+    """A text that is translated at import, or inside of an f-string, would stay English."""
+    person(client, "view_task", "retry_task", "reset_task", "cancel_task")
+    for status in STATUSES:
+        make(status, cancel_requested_at=Now() if status == "RUNNING" else None)
+
+    with override("de"):
+        page = client.get(LIST)
+        heads = [str(head["text"]) for head in result_headers(page.context["cl"])]
+        actions = [str(text) for name, text in page.context["action_form"].fields["action"].choices if name]
+
+    statuses = re.findall(r"pglock-status[^>]*>([^<]*)</span>([^<]*)", page.content.decode())
+    assert ["".join(parts) for parts in statuses] == list(STATUSES.values())[::-1]
+    assert heads[1:] == HEADS
+    assert actions == ACTIONS

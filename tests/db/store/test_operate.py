@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 from django.db import transaction
 from django.db.models.functions import Now
 
+from django_pglock.keys import reserved
 from django_pglock.models import Attempt, Task, Waiter
+from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store import operate
+from django_pglock.store.count import queue_counts
 from django_pglock.store.operate import MOVE, VERBS
+from django_pglock.store.statements import is_among
 from django_pglock.tasks.states import MOVES, TaskStatus
 from tests.db.admin.visits import make
 from tests.db.store.test_failures import fail
+from tests.db.store.workers import NUMBER, register
+from tests.sample import tasks
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(params=VERBS)
@@ -120,3 +128,172 @@ def test_deleted_tasks_go_with_their_attempts():
     fail(fingerprint=7)
     assert Task.objects.all().delete_finished() == 1
     assert not Attempt.objects.exists()
+
+
+# Running tasks whose worker is gone, reset by a person.
+def test_stuck_returns_the_tasks_that_reset_stuck_resets(claim, slow_beats):
+    living = uuid4()
+    register(living)
+    for _ in range(2):
+        tasks.nothing.enqueue()
+    claim(worker=living)
+    [orphan] = claim()
+    for status in set(TaskStatus.values) - {"RUNNING"}:
+        make(status)
+    assert [row.pk for row in Task.objects.all().stuck()] == [orphan.id]
+    assert Task.objects.all().reset_stuck() == 1
+    assert Task.objects.filter(status="RUNNING").count() == 1
+    assert Task.objects.get(pk=orphan.id).status == "READY"
+    assert Task.objects.values("status").distinct().count() == len(TaskStatus.values), "the others are as before"
+
+
+def test_a_task_whose_worker_cannot_beat_but_has_a_session_that_works_is_not_stuck(claim, settings, eventually):
+    """A person has locked the row of the worker for longer than the limit."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
+    register(worker := uuid4(), silent_for=600.0)
+    tasks.nothing.enqueue()
+    claim(worker=worker)
+    session = dedicated_connection("default")
+    try:
+        with session.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_lock(%s, %s)", (reserved.WORKER, NUMBER))
+        assert not Task.objects.all().stuck().exists()
+    finally:
+        session.close()
+    eventually(lambda: Task.objects.all().stuck().count() == 1)
+
+
+# Scheduled tasks that a person runs now; and what follows a change, whatever the verb is.
+def test_what_follows_a_change_follows_for_the_tasks_that_it_concerns(monkeypatch):
+    """The task of a key that still runs, whose cancel is only requested, keeps its key."""
+    woken, admitted, released = [], [], []
+    monkeypatch.setattr(operate, "wake", lambda using, queues: woken.extend(queues))
+    monkeypatch.setattr(operate, "admit_on_commit", lambda using, keys: admitted.extend(keys))
+    monkeypatch.setattr(operate, "release_on_commit", lambda using, ids: released.extend(ids))
+    make("SCHEDULED", queue="q")
+    make("SCHEDULED", queue="r", lock_key="key 0")
+    assert Task.objects.all().run_now() == 2
+    assert (woken, set(admitted)) == (["q"], {None, "key 0"})
+    Task.objects.all().delete()
+    make("RUNNING", lock_key="key 1")
+    waits = make("BLOCKED", lock_key="key 2")
+    admitted.clear()
+    assert Task.objects.all().cancel() == 2
+    assert (woken, admitted, released) == (["q"], ["key 2"], [waits.pk])
+
+
+def test_run_now_makes_the_time_since_ready_begin_anew():
+    tasks.nothing.using(run_after=timedelta(days=1)).enqueue()
+    Task.objects.update(enqueued_at=Now() - timedelta(days=1))
+    assert Task.objects.all().run_now() == 1
+    [counted] = queue_counts("default")
+    assert counted.oldest_ready is not None
+    assert counted.oldest_ready < 3600
+
+
+# Moving waiting tasks to another queue.
+def test_tasks_that_are_already_in_the_queue_are_not_counted():
+    make(queue="other")
+    assert [Task.objects.all().move_to_queue(queue) for queue in ("other", "third")] == [0, 1]
+
+
+@pytest.mark.parametrize("queue", ["", "x" * 129])
+def test_a_name_that_no_queue_can_have_is_refused(queue):
+    row = make()
+    with pytest.raises(ValueError, match="queue"):
+        Task.objects.all().move_to_queue(queue)
+    row.refresh_from_db()
+    assert row.queue == "default"
+
+
+def test_a_queue_that_the_settings_do_not_list_is_refused(settings):
+    name = "django_pglock.backend.PostgresBackend"
+    settings.TASKS = {"default": {"BACKEND": name, "QUEUES": ["default", "other"]}}
+    row = make()
+    with pytest.raises(ValueError, match="lists the queue 'third'"):
+        Task.objects.all().move_to_queue("third")
+    assert Task.objects.filter(pk=row.pk).move_to_queue("other") == 1
+
+
+def test_backends_of_another_database_do_not_count(settings):
+    name = "django_pglock.backend.PostgresBackend"
+    settings.TASKS = {
+        "default": {"BACKEND": name, "QUEUES": ["default"]},
+        "other": {"BACKEND": name, "QUEUES": ["other"], "OPTIONS": {"database": "replica"}},
+    }
+    with pytest.raises(ValueError, match="lists the queue 'other'"):
+        Task.objects.all().move_to_queue("other")
+
+
+@pytest.mark.parametrize(("status", "woken"), [("READY", ["other"]), ("SCHEDULED", []), ("BLOCKED", [])])
+def test_workers_of_the_queue_are_woken_for_ready_tasks(monkeypatch, status, woken):
+    made = []
+    monkeypatch.setattr("django_pglock.store.operate.wake", lambda using, queues: made.extend(queues))
+    make(status)
+    assert Task.objects.all().move_to_queue("other") == 1
+    assert made == woken
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_of_the_queue_runs_the_tasks(worker, eventually):
+    result = tasks.nothing.enqueue()
+    worker(queues=["other"])
+    assert Task.objects.all().move_to_queue("other") == 1
+    eventually(lambda: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
+
+
+# Verbs change many tasks in windows, and in a transaction of the caller all at once.
+
+
+@pytest.fixture
+def windows(monkeypatch):
+    """The ids of each window of two tasks that a verb changes. There is an interrupt before a third window."""
+    seen, change = [], operate._change_window
+
+    def change_and_note(tasks, ids, *values):
+        if len(seen) == 2:
+            seen.clear()
+            raise KeyboardInterrupt
+        seen.append(ids)
+        return change(tasks, ids, *values)
+
+    monkeypatch.setattr(operate, "WINDOW", 2)
+    monkeypatch.setattr(operate, "_change_window", change_and_note)
+    return seen
+
+
+def test_an_interrupt_keeps_the_changes_of_finished_windows(windows):
+    """With one transaction for all tasks, workers would wait for the locked rows until its end."""
+    for _ in range(5):
+        tasks.nothing.enqueue()
+    with pytest.raises(KeyboardInterrupt):
+        Task.objects.cancel()
+    statuses = Task.objects.order_by("id").values_list("status", flat=True)
+    assert list(statuses) == ["READY", *["CANCELLED"] * 4], "the newest first"
+    Task.objects.all().cancel()
+    windows.clear()
+    with pytest.raises(KeyboardInterrupt):
+        Task.objects.retry()
+    assert list(statuses.all()) == [*["READY"] * 4, "CANCELLED"], "the oldest first"
+
+
+def test_a_transaction_of_the_caller_changes_all_tasks_or_none(windows):
+    ids = [int(tasks.nothing.enqueue().id) for _ in range(3)]
+    with pytest.raises(KeyError), transaction.atomic():
+        assert Task.objects.cancel() == 3
+        raise KeyError
+    assert windows == [[ids[2], ids[1]], [ids[0]]]
+    assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
+
+
+def test_a_window_counts_dependents_that_an_earlier_window_cancelled(monkeypatch):
+    """The end of one task cancels the other. That one was requested, too, so it is counted."""
+    monkeypatch.setattr(operate, "WINDOW", 1)
+    tasks.nothing.using(after=[tasks.nothing.enqueue()]).enqueue()
+    assert Task.objects.cancel() == 2
+
+
+def test_is_among_filters_by_an_array_of_ids():
+    ids = [int(tasks.nothing.enqueue().id) for _ in range(3)]
+    assert set(Task.objects.filter(is_among(ids[1:])).values_list("pk", flat=True)) == {*ids[1:]}
+    assert not Task.objects.filter(is_among([])).exists()

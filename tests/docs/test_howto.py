@@ -1,7 +1,8 @@
-"""What the page about webhooks and the client of the payment provider do with an answer that is an error."""
+"""What the pages about webhooks and about other queues do."""
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from urllib.error import HTTPError
 
 import pytest
 
+from django_pglock.testing import run_tasks
 from example_project.systems import payments
 from tests.conftest import ROOT
 from tests.docs.test_docs import blocks
@@ -48,3 +50,28 @@ def test_the_connection_of_a_refused_charge_is_closed(address, settings):
     with pytest.raises(HTTPError, match="503") as caught:
         payments.charge(80, key="cart")
     assert caught.value.closed
+
+
+# The small Celery project of the documentation does the same before and after it was moved.
+
+
+PAGE = (ROOT / "docs" / "from_queues.md").read_text()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("own_registry")
+def test_the_celery_page_shows_tasks_with_the_same_effect(monkeypatch):
+    module = types.ModuleType("shop_of_the_documentation")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for code in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
+        exec(compile(code, "from_queues.md", "exec"), module.__dict__)
+    shop = vars(module)
+    shop["app"].conf.update(task_always_eager=True, task_eager_propagates=True)
+    shop["pay_with_celery"](1)
+    shop["pay"](2)
+    assert shop["sent"] == [1]
+    run_tasks()
+    assert shop["sent"] == [1, 2]
+    assert shop["report_by_celery"]() == shop["report"].call() == "2 receipts"
+    [there] = shop["app"].conf.beat_schedule.values()
+    assert shop["report"].cron == f"{min(there['schedule'].minute)} {min(there['schedule'].hour)} * * *"
