@@ -102,8 +102,8 @@ class Heartbeat(Service):
         self._unbroken_since = math.inf
         # The number of functions in each worker's row, as the last reply says.
         self._known: dict[UUID, int] = {}
-        # The queues that had ready tasks at the last beat.
-        self._ready: set[str] = set()
+        #: The queues that had ready tasks at the last beat. Only the oldest parent knows.
+        self.ready_queues: set[str] = set()
         # Since when beats of these workers could not be written.
         self._unwritten: dict[UUID, float] = {}
         self._has_warned = False
@@ -319,9 +319,9 @@ class Heartbeat(Service):
 
     def _note_ready(self, ready: set[str]) -> None:
         """Wake workers for queues that have had ready tasks for an interval."""
-        if unnoticed := sorted(ready & self._ready):
+        if unnoticed := sorted(ready & self.ready_queues):
             self._try((WAKE, (0, unnoticed, get_settings().HEARTBEAT_LIMIT)))
-        self._ready = ready
+        self.ready_queues = ready
 
 
 APP = "django_pglock"

@@ -66,8 +66,9 @@ ROUND_FACTOR = 0.9
 STANDBY_FACTOR = 20
 #: One round repeats the query for tasks of dead workers up to this number of times, as long as its limit is reached.
 RESCUES = 5
-#: The number of tasks that one pruning reads, and seconds until the next pruning if no old task is left.
-PRUNED_AT_ONCE, PRUNING_PAUSE = 5000, 60.0
+#: The number of tasks that one pruning reads. Seconds until the next one if no old task is left, and no old row of
+#: other tables.
+PRUNED_AT_ONCE, PRUNING_PAUSE, PAUSE_OF_OTHERS = 5000, 120.0, 600.0
 #: Seconds for which one pruning continues while it finds old tasks, and seconds until the next one if some are left.
 #: They are short, because the same thread promotes due tasks, and rescues tasks of dead workers.
 TIME_TO_PRUNE, BETWEEN_PRUNINGS = 0.2, 0.1
@@ -110,7 +111,8 @@ class Upkeep(Service):
         # pruning.
         self._key, self._waiter, self._rate_key, self._pruned_to = "", 0, "", 0
         # When each of the rare steps is due, and whether the last pruning has not found all old tasks.
-        self._due_at = {"_prune": 0.0, "_count_depths": 0.0, "_warn": time.monotonic() + BETWEEN_WARNINGS}
+        self._due_at = {"_prune": 0.0, "_prune_others": 0.0, "_count_depths": 0.0}
+        self._repeat_in("_warn", BETWEEN_WARNINGS)
         self._prunes_on = False
         # The known tables of the project whose rows refuse the pruning of tasks.
         self._referring: set[str] = set()
@@ -152,7 +154,7 @@ class Upkeep(Service):
         super().open()
         self._end_workers()
         round_in, tick_in = self._attempt(self._round), self._attempt(self._keep_schedules)
-        for step in (self._prune, self._count_depths, self._warn):
+        for step in (self._prune_others, self._prune, self._count_depths, self._warn):
             if time.monotonic() >= self._due_at[step.__name__]:
                 self._attempt(step)
         waits = [self._between_rounds, round_in, tick_in, BETWEEN_PRUNINGS if self._prunes_on else None]
@@ -175,15 +177,18 @@ class Upkeep(Service):
         return self.heartbeat.older_parents or 0
 
     @property
+    def _often(self) -> float:
+        """Seconds between two rounds that find something to do."""
+        return get_settings().HEARTBEAT_INTERVAL * ROUND_FACTOR
+
+    @property
     def _between_rounds(self) -> float:
         """Seconds between two rounds, if nothing is due before. Rare ones have jitter, to spread those of parents."""
-        often, limit = get_settings().HEARTBEAT_INTERVAL * ROUND_FACTOR, get_settings().HEARTBEAT_LIMIT
         # The server may commit the last claim of a child after its death, and after the rescue of its tasks.
-        if time.monotonic() - self._deleted_at < limit:
-            return often
-        if self._older_parents < UPKEEP_PARENTS and not self.heartbeat.is_quiet:
-            return often
-        return often * STANDBY_FACTOR * random.uniform(0.8, 1.2)  # noqa: S311
+        has_ended = time.monotonic() - self._deleted_at < get_settings().HEARTBEAT_LIMIT
+        if has_ended or (self._older_parents < UPKEEP_PARENTS and not self.heartbeat.is_quiet):
+            return self._often
+        return self._often * STANDBY_FACTOR * random.uniform(0.8, 1.2)  # noqa: S311
 
     def _end_workers(self) -> bool:
         """Delete the rows of workers that have ended. Then they are dead, and the next round rescues their tasks."""
@@ -210,7 +215,7 @@ class Upkeep(Service):
             promoted = self._attempt(promote, self.using) or 0
             keys, awaited = self._attempt(open_rates, self.using) or [], []
             has_moved = bool(promoted or keys)
-            if time.monotonic() - self._rescued_at >= get_settings().HEARTBEAT_INTERVAL * ROUND_FACTOR:
+            if time.monotonic() - self._rescued_at >= self._often:
                 self._rescued_at = time.monotonic()
                 self._attempt(self._notice_step_of_clock)
                 rescued = self._attempt(self._rescue) or []
@@ -279,14 +284,16 @@ class Upkeep(Service):
     def _count_depths(self) -> None:
         """Count how many tasks each queue has. Only upkeep workers do this, and only one of them at a time."""
         if self._older_parents < UPKEEP_PARENTS:
-            pause = PAUSE_FACTOR * count_depths(self.using)
-            self._due_at["_count_depths"] = time.monotonic() + max(BETWEEN_DEPTHS, pause)
+            self._repeat_in("_count_depths", max(BETWEEN_DEPTHS, PAUSE_FACTOR * count_depths(self.using)))
 
     def _warn(self) -> None:
         """Warn once of tasks that no worker can run, and again after they were gone. Only the oldest parent does."""
         if self._older_parents:
             return
-        self._due_at["_warn"] = time.monotonic() + BETWEEN_WARNINGS
+        self._repeat_in("_warn", BETWEEN_WARNINGS)
+        if not self.heartbeat.ready_queues:
+            self._warned.clear()
+            return
         found = {("function", each.task_path): _no_function(each) for each in unknown(self.using)}
         found |= {("queue", queue): _no_worker(queue) for queue in unserved_queues(self.using)}
         for key, text in found.items():
@@ -315,21 +322,29 @@ class Upkeep(Service):
 
     def _prune(self) -> None:
         """Delete some old tasks. Outside of the round's transaction, because two workers may do this at once."""
-        factor = 1 if self._older_parents < UPKEEP_PARENTS else STANDBY_FACTOR
-        pause, self._prunes_on = PRUNING_PAUSE * factor, False
-        if not self._pruned_to:
-            warn_of_references(self.using, self._referring)
         end = time.monotonic() + TIME_TO_PRUNE
         while True:
             count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
-            has_more = bool(count and self._pruned_to)
-            if not has_more or time.monotonic() >= end:
+            self._prunes_on = bool(count and self._pruned_to)
+            if not self._prunes_on or time.monotonic() >= end:
                 break
-        numbers = self._attempt(prune_numbers, self.using)
+        soon = BETWEEN_PRUNINGS if self._prunes_on else self._often
+        self._repeat_in("_prune", soon if count or self._pruned_to else PRUNING_PAUSE * self._standby_factor)
+
+    def _prune_others(self) -> None:
+        """Delete old rows of other tables. Look for tables of the project whose rows refuse the pruning of tasks."""
+        warn_of_references(self.using, self._referring)
         unused, self._rate_key = delete_unused_rates(self.using, self._rate_key)
-        if unused or count or self._pruned_to or numbers:
-            pause = BETWEEN_PRUNINGS if has_more else get_settings().HEARTBEAT_INTERVAL * ROUND_FACTOR
-        self._due_at["_prune"], self._prunes_on = time.monotonic() + pause, has_more
+        is_done = not (prune_numbers(self.using) or unused)
+        self._repeat_in("_prune_others", PAUSE_OF_OTHERS * self._standby_factor if is_done else self._often)
+
+    @property
+    def _standby_factor(self) -> int:
+        return 1 if self._older_parents < UPKEEP_PARENTS else STANDBY_FACTOR
+
+    def _repeat_in(self, step: str, seconds: float) -> None:
+        """Note when a rare step is due again."""
+        self._due_at[step] = time.monotonic() + seconds
 
     def _rescue(self) -> list[Rescued]:
         found: list[Rescued] = []

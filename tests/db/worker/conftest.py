@@ -83,7 +83,9 @@ def make_fetcher(**options: Any) -> Fetcher:
 
 def make_upkeep(*, unbroken_for: float = 0.0, is_quiet: bool = False, older_parents: int = 0) -> Upkeep:
     """Return the upkeep of a parent whose heartbeat is made up."""
-    heartbeat: Any = SimpleNamespace(unbroken_for=lambda: unbroken_for, is_quiet=is_quiet, older_parents=older_parents)
+    heartbeat: Any = SimpleNamespace(
+        unbroken_for=lambda: unbroken_for, is_quiet=is_quiet, older_parents=older_parents, ready_queues={"default"}
+    )
     return Upkeep("default", heartbeat, promoted=lambda: None)
 
 

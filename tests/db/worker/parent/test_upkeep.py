@@ -148,7 +148,7 @@ def test_a_failing_step_of_upkeep_does_not_stop_the_others(claim, worker, eventu
         eventually(lambda: expected <= set(Effect.objects.values_list("name", flat=True)))
         eventually(lambda: caplog.text.count("failed. The worker keeps trying") == len(steps))
         assert running.upkeep.reconnects == 0
-    # Pruning rests for a minute when it has done its work.
+    # Pruning rests for some minutes when it has done its work.
     eventually(lambda: caplog.text.count("works again") >= len({*steps} - {"prune_window"}))
     assert caplog.text.count("failed. The worker keeps trying") == len(steps)
 
