@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -416,15 +415,8 @@ def under_lock(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     # Not imported at module level, because most workers run no such task, and need no memory for the code of locks.
     from django_pglock.locks.api import lock
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with lock(name):
-            return function(*args, **kwargs)
-
-    async def call_async(*args: Any, **kwargs: Any) -> Any:
-        async with lock(name):
-            return await function(*args, **kwargs)
-
-    return call_async if iscoroutinefunction(function) else call
+    # The braces of a key are no fields of a template.
+    return lock(name.replace("{", "{{").replace("}", "}}"))(function)
 
 
 def _failures_before(claim: Claim, using: str) -> list[tuple[Any, str]]:

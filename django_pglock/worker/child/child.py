@@ -308,11 +308,11 @@ class Child:
         yield from self._until(lambda: self.fetcher.wait(0.0), LAST_WRITES)
         self.in_flight.give_back_waiting()
         self.executor.stop()
-        yield from self._until(lambda: self.executor.is_idle or time.monotonic() >= self._ends_at, 1.0)
-        if not self.executor.is_idle:
+        yield from self._until(self._may_end, 1.0)
+        if not self._may_end():
             running = ", ".join(map(str, self.in_flight.claims.values()))
             logger.info("Waiting up to %.0f s for running tasks: %s.", self.grace, running)
-        yield from self._until(lambda: self.executor.is_idle or time.monotonic() >= self._ends_at)
+            yield from self._until(self._may_end)
         # First what has ended is written, because tasks that still run are given up as late as possible: from then on,
         # the process has HANDOVER_DELAY seconds to end.
         yield from self._until(lambda: not self.in_flight.unsettled, LAST_WRITES)
@@ -326,6 +326,9 @@ class Child:
             # The sessions of the event loop are closed in order.
             yield from self._until(lambda: self.executor.loop.has_ended, ends_at - time.monotonic())
         self.channel.send(report=self.report())
+
+    def _may_end(self) -> bool:
+        return self.executor.is_idle or time.monotonic() >= self._ends_at
 
     def _until(self, is_so: Callable[[], bool], seconds: float = math.inf) -> Iterator[None]:
         """Pause until something is so, for some seconds at most."""

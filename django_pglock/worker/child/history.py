@@ -56,12 +56,12 @@ class History:
 
     def __init__(self, using: str) -> None:
         self.using = using
-        self._pending: dict[int, dict[tuple[str, str], Counts]] = {}
+        # By minute, queue and function.
+        self._pending: dict[tuple[int, str, str], Counts] = {}
         # The database's clock minus time.monotonic().
         self._clock = time.time() - time.monotonic()
         # Random, so that workers that have started together do not write together.
         self._write_at = time.monotonic() + random.uniform(MINUTE / 2, MINUTE)  # noqa: S311
-        self._is_failing = False
 
     def set_clock(self) -> None:
         """Read the database's clock, by which minutes are counted. Call it in each new session."""
@@ -73,8 +73,7 @@ class History:
         for (queue, path, kind), alike in _alike(ended_claims).items():
             # A claim that was given back is not an attempt.
             if kind is not GivenBack:
-                present = self._pending.setdefault(minute, {})
-                _count(present.setdefault((queue, path), Counts()), NAMES[kind], alike)
+                _count(self._pending.setdefault((minute, queue, path), Counts()), NAMES[kind], alike)
 
     def due_in(self) -> float | None:
         """Return the seconds until the next write; None: there are no counts."""
@@ -85,19 +84,13 @@ class History:
         self._write_at = time.monotonic() + MINUTE
         if not self._pending:
             return
-        pending = {(minute, *key): counts for minute, by_key in self._pending.items() for key, counts in by_key.items()}
         try:
-            self._clock = add_numbers(self.using, pending) - time.monotonic()
+            self._clock = add_numbers(self.using, self._pending) - time.monotonic()
         except DatabaseFailure:
-            if not self._is_failing:
-                logger.warning("The numbers of tasks cannot be written. The worker keeps trying.", exc_info=True)
-            self._is_failing = True
-            for minute in sorted(self._pending)[:-MOST_MINUTES]:
-                del self._pending[minute]
+            logger.warning("The numbers of tasks cannot be written. The worker tries again in a minute.", exc_info=True)
+            oldest = max(minute for minute, *_ in self._pending) - MOST_MINUTES * MINUTE
+            self._pending = {key: counts for key, counts in self._pending.items() if key[0] > oldest}
         else:
-            if self._is_failing:
-                logger.warning("The numbers of tasks are written again.")
-            self._is_failing = False
             self._pending.clear()
 
 

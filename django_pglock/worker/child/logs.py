@@ -7,6 +7,7 @@ drops both records. To make them took a third of a worker's time.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -163,25 +164,20 @@ class Observers:
     """
 
     def __init__(self) -> None:
-        self.forget()
-        self._exist = True
+        self._checked_at, self._exist = -math.inf, True
 
     def forget(self) -> None:
         """Check at the next call whether there are observers."""
-        self._checked_at = -CHECK_INTERVAL
+        self._checked_at = -math.inf
 
     def exist(self) -> bool:
         """Return whether there are observers, as of at most ``CHECK_INTERVAL`` seconds ago."""
         now = time.monotonic()
         if now - self._checked_at >= CHECK_INTERVAL:
             self._checked_at = now
-            self._exist = self._check()
+            is_logged = PACKAGE_LOGGER.isEnabledFor(logging.INFO) or logger.isEnabledFor(logging.DEBUG)
+            self._exist = is_logged or any(map(_has_receivers, (task_started, task_finished)))
         return self._exist
-
-    def _check(self) -> bool:
-        if PACKAGE_LOGGER.isEnabledFor(logging.INFO) or logger.isEnabledFor(logging.DEBUG):
-            return True
-        return any(map(_has_receivers, (task_started, task_finished)))
 
 
 def _has_receivers(signal: Signal) -> bool:

@@ -113,10 +113,7 @@ def test_a_history_that_cannot_be_written_delays_no_outcome_and_is_written_later
     eventually(lambda: counted.due_in() is None)
     assert history()[0] == {"succeeded": 3}
     texts = [record.message for record in caplog.records if "numbers" in record.message]
-    assert texts == [
-        "The numbers of tasks cannot be written. The worker keeps trying.",
-        "The numbers of tasks are written again.",
-    ]
+    assert texts == ["The numbers of tasks cannot be written. The worker tries again in a minute."] * 2
     assert running.settler.reconnects == 0
 
 
