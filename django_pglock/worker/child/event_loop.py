@@ -28,8 +28,7 @@ from django_pglock.store.outcome import GivenBack
 from django_pglock.worker.child.attempt import Attempt
 from django_pglock.worker.child.in_flight import EndedClaim, InFlight
 from django_pglock.worker.child.run import end_by_error, run_async
-from django_pglock.worker.child.runners import Runner, TaskThread, Watchdog, close
-from django_pglock.worker.child.stacks import coroutine_text, stack_text
+from django_pglock.worker.child.runners import Runner, TaskThread, Watchdog, close, coroutine_text, stack_text
 from django_pglock.worker.child.task_connections import (
     CHECK_INTERVAL,
     expect_next_task,

@@ -26,7 +26,7 @@ from django_pglock.worker.child.event_loop import EventLoop
 from django_pglock.worker.child.in_flight import EndedClaim, InFlight
 from django_pglock.worker.child.logs import send
 from django_pglock.worker.child.run import end_by_error, prepare, run
-from django_pglock.worker.child.runners import TaskThread, Watchdog
+from django_pglock.worker.child.runners import TaskThread, Watchdog, stacks, stop
 from django_pglock.worker.child.task_connections import (
     CHECK_INTERVAL,
     close_unkept_connections,
@@ -124,12 +124,16 @@ class Executor:
         for request in requests:
             if (claim := self.in_flight.claims.get(request)) is not None:
                 claim.is_cancelled = True
-                self.watchdog.cancel(claim)
+        for runner, attempt in self.watchdog.running():
+            if attempt.is_cancelled:
+                stop(runner, attempt)
 
     def stack_of(self, request: tuple[int, int]) -> str:
         """Return the stack of a running task, by id and attempt; empty if no thread and no coroutine runs it."""
         claim = self.in_flight.claims.get(request)
-        return "" if claim is None else self.watchdog.stack_of(claim)
+        with stacks() as innermost:
+            found = (each.stack(innermost) for each in list(self.watchdog.runners) if claim and each.runs(claim))
+            return next(found, "")
 
     # The threads
 

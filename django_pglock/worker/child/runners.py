@@ -11,13 +11,17 @@ and after each statement, the thread itself raises ``TaskStopped`` if its attemp
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import math
 import os
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import dropwhile, islice
+from traceback import StackSummary, walk_stack
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +29,10 @@ import psycopg
 from django.db import connections
 from django.db.backends.signals import connection_created
 
-from django_pglock.error_reading import one_line
+from django_pglock.error_reading import one_line, storable
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import cancel_statement, has_statement_in_progress, shut_down_socket
 from django_pglock.worker.child.logs import log_claim
-from django_pglock.worker.child.stacks import stack_text, stacks
 from django_pglock.worker.child.task_connections import expect_next_task, is_closed, is_reusable
 
 if TYPE_CHECKING:
@@ -106,17 +109,6 @@ class Watchdog:
                 stop(runner, attempt)
         self._sleeps_until = min((attempt.check_at for _, attempt in self.running()), default=math.inf)
         return max(0.0, self._sleeps_until - time.monotonic())
-
-    def cancel(self, claim: Claim) -> None:
-        """Stop what runs for a cancelled claim. May be called several times."""
-        for runner, attempt in self.running():
-            if claim in attempt.claims and attempt.is_cancelled:
-                stop(runner, attempt)
-
-    def stack_of(self, claim: Claim) -> str:
-        """Return the stack of what runs for a claim; empty if no thread and no coroutine does."""
-        with stacks() as innermost:
-            return next((each.stack(innermost) for each in list(self.runners) if each.runs(claim)), "")
 
 
 def stop(runner: Runner, attempt: Attempt) -> None:
@@ -294,3 +286,69 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+# The stack of a running task, as text: files, lines, functions and source lines, but no values of variables.
+#
+# Another thread reads the frames. It needs the GIL only for a moment, so it can read the stack of a function that
+# computes in Python. If C code keeps the GIL, the stack is read when that code returns.
+
+
+#: From 3.12 on, Python collects garbage only between two bytecodes.
+COLLECTS_ANYWHERE = sys.version_info < (3, 12)
+#: The number of innermost frames that are read of a stack, and of last characters of the text that are kept.
+MOST_FRAMES, MOST_CHARACTERS = 200, 30_000
+#: The modules of the outermost frames, which are the same for each task and are left out.
+_WAY_TO_TASKS = ("threading", "concurrent.futures.thread", "asyncio.", "asgiref.", "django_pglock.worker.")
+
+
+@contextlib.contextmanager
+def stacks() -> Iterator[dict[int, FrameType]]:
+    """Return the innermost frame of each thread, by the ident of the thread. Read the frames only in this block.
+
+    Before Python 3.12, the creation of a frame object may start a garbage collection, and a finalizer may let other
+    threads run. Then the frame may end before the new object refers to it, and Python reads freed memory. So garbage
+    collection is off in this block.
+    """
+    is_paused = COLLECTS_ANYWHERE and gc.isenabled()
+    if is_paused:
+        gc.disable()
+    try:
+        yield sys._current_frames()  # noqa: SLF001 - there is no other name for it
+    finally:
+        if is_paused:
+            gc.enable()
+
+
+def stack_text(innermost: FrameType | None) -> str:
+    """Return the stack of a thread as text, the most recent call last. Empty: the thread has ended."""
+    # Without the check, walk_stack() would read the stack of the caller.
+    return "" if innermost is None else _text(frame for frame, _ in walk_stack(innermost))
+
+
+def coroutine_text(coroutine: Any) -> str:
+    """Return the stack of a suspended coroutine as text: the coroutine, the one that it awaits, and so on."""
+    return _text(reversed(list(islice(_inwards(coroutine), MOST_FRAMES))))
+
+
+def _text(frames: Iterable[FrameType]) -> str:
+    """Return frames as text. The innermost frame comes first."""
+    found = list(islice(frames, MOST_FRAMES))[::-1]
+    own = list(dropwhile(_leads_to_task, found)) or found
+    text = "".join(StackSummary.extract((frame, frame.f_lineno) for frame in own).format())
+    return storable(text)[-MOST_CHARACTERS:]
+
+
+def _inwards(coroutine: Any) -> Iterator[FrameType]:
+    # asyncio's own Task.get_stack() ends at the outermost coroutine.
+    while coroutine is not None:
+        kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(coroutine, f"{kind}_frame")), None)
+        frame = kind and getattr(coroutine, f"{kind}_frame")
+        if not frame:
+            return
+        yield frame
+        coroutine = getattr(coroutine, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
+
+
+def _leads_to_task(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith(_WAY_TO_TASKS)

@@ -9,7 +9,7 @@ import traceback
 
 import pytest
 
-from django_pglock.worker.child.stacks import stacks
+from django_pglock.worker.child.runners import stacks
 
 
 def test_the_stack_of_another_thread_is_there():
