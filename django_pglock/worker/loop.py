@@ -25,15 +25,8 @@ LONGEST_WAIT = 1.0
 class Timer:
     """A call that the loop makes later, unless it is cancelled."""
 
-    __slots__ = ("at", "call", "number")
-
-    def __init__(self, at: float, number: int, call: Callable[[], None]) -> None:
-        self.at = at
-        self.number = number
+    def __init__(self, call: Callable[[], None]) -> None:
         self.call: Callable[[], None] | None = call
-
-    def __lt__(self, other: Timer) -> bool:
-        return (self.at, self.number) < (other.at, other.number)
 
     def cancel(self) -> None:
         """Do not make the call."""
@@ -48,7 +41,8 @@ class Loop:
     """
 
     def __init__(self) -> None:
-        self._timers: list[Timer] = []
+        # With their moments, and numbers in the order in which they were made.
+        self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
         self._calls: deque[Callable[[], None]] = deque()
         self._is_stopped = False
@@ -77,8 +71,8 @@ class Loop:
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> Timer:
         """Call a function after some seconds."""
-        timer = Timer(time.monotonic() + seconds, next(self._numbers), call)
-        heapq.heappush(self._timers, timer)
+        timer = Timer(call)
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), timer))
         return timer
 
     def call_soon(self, call: Callable[[], None]) -> None:
@@ -108,8 +102,8 @@ class Loop:
             # Not if an earlier call of this turn has closed the socket, or watches it in another way now.
             if self._selector.get_map().get(key.fd) is key:
                 self.call(key.data)
-        while self._timers and self._timers[0].at <= time.monotonic():
-            self.call(heapq.heappop(self._timers).call)
+        while self._timers and self._timers[0][0] <= time.monotonic():
+            self.call(heapq.heappop(self._timers)[2].call)
         for _ in range(len(self._calls)):
             self.call(self._calls.popleft())
 
@@ -128,9 +122,9 @@ class Loop:
         self._wakeup.close()
 
     def _wait_for(self) -> float:
-        while self._timers and self._timers[0].call is None:
+        while self._timers and self._timers[0][2].call is None:
             heapq.heappop(self._timers)
-        due = self._timers[0].at if self._timers else math.inf
+        due = self._timers[0][0] if self._timers else math.inf
         return 0.0 if self._calls else max(0.0, min(LONGEST_WAIT, due - time.monotonic()))
 
     def _drain(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from threading import TIMEOUT_MAX
 from typing import Any
@@ -16,9 +15,6 @@ LAST_PORT = 65535
 #: All addresses, because kubelet and Prometheus send requests from outside of the pod. There is no server without a
 #: port.
 DEFAULT_HOST = "0.0.0.0"  # noqa: S104
-#: The clock that ``time.monotonic()`` reads: the first one on macOS, where the second one also runs during sleep. None:
-#: Windows has no such function.
-CLOCK = getattr(time, "CLOCK_UPTIME_RAW", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 def up_to(most: int) -> Callable[[str], int]:
@@ -91,15 +87,6 @@ def database_to_serve(backend: str | None, *, option: str) -> str:
     Raises ``ConfigurationError`` if there is none or if there are several. ``option`` is what chooses one of several.
     """
     return database_of_tasks(None, option=option) if backend is None else database_of_backend(backend)
-
-
-def check_clock() -> None:
-    """Raise ``ConfigurationError`` if a test has replaced ``time.monotonic()``."""
-    if CLOCK is not None and abs(time.monotonic() - time.clock_gettime(CLOCK)) > 60:
-        raise ConfigurationError(
-            "time.monotonic() was replaced, as freezegun does, so a worker cannot measure its pauses and would wait "
-            "forever. Call freezegun.configure(extend_ignore_list=['django_pglock']), or use time-machine."
-        )
 
 
 def check_options(*, using: str, backend: str | None, probe_port: int | str | None = None, **others: Any) -> None:

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 logger = get_logger(WORKER)
 
-#: Seconds between two attempts after failures, at most.
-LONGEST_PAUSE = 3.0
 #: The time limit for one statement of a service in seconds, unless the service sets another limit. And the seconds
 #: after it within which the server's answer must come, if the limit is not shorter.
 STATEMENT_TIMEOUT, LATE_ANSWER = 30.0, 5.0
@@ -88,11 +86,6 @@ class Service:
     def statement_timeout(self) -> float:
         """The time limit for one statement in seconds."""
         return STATEMENT_TIMEOUT
-
-    @property
-    def longest_pause(self) -> float:
-        """The longest time in seconds between two passes after an error."""
-        return LONGEST_PAUSE
 
     # For other threads
 
@@ -249,7 +242,7 @@ class Service:
         self.close()
         if is_forbidden(error):
             self.forbidden(error)
-        pause = pause_after(self._failures, longest=self.longest_pause)
+        pause = pause_after(self._failures)
         self.report_alive(pause)
         self.stopping.wait(pause)
 

@@ -25,7 +25,7 @@ from django_pglock.loggers import WORKER, get_logger, written_by_thread
 from django_pglock.postgres.connections import is_forbidden
 from django_pglock.worker.child.child import run_child
 from django_pglock.worker.loop import Loop
-from django_pglock.worker.options import check_clock, check_options, database_to_serve
+from django_pglock.worker.options import check_options, database_to_serve
 from django_pglock.worker.parent.crew import Crew
 from django_pglock.worker.parent.health import Health, SystemdNotifier
 from django_pglock.worker.parent.starter import Starter, make_starter, refuse_platform
@@ -128,7 +128,6 @@ class Worker:
         for each in self.databases:
             _refuse_in_test_case(each)
         refuse_platform()
-        check_clock()
         is_main = threading.current_thread() is threading.main_thread()
         self.loop, self._began_at = Loop(), time.monotonic()
         handlers = self._handle_signals() if is_main else {}
@@ -257,7 +256,6 @@ class Worker:
 
     def _check(self) -> None:
         """Reap what tasks have left, and limit how long a draining worker waits for its database."""
-        self.health.note_turn()
         if os.getpid() == 1:
             _reap_orphans({child.pid for crew in self.crews for child in crew.all})
         for crew in self.crews:

@@ -24,7 +24,7 @@ from uuid import UUID, uuid4
 from django_pglock.conf import get_settings
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import pause_after
-from django_pglock.store.liveness import Beat, HeartbeatReply
+from django_pglock.store.liveness import Beat, HeartbeatReply, missing
 from django_pglock.tasks import registry
 from django_pglock.worker.channel import Channel
 from django_pglock.worker.child.child import LEFT_BEHIND
@@ -121,6 +121,8 @@ class Crew:
         self.heartbeat = Heartbeat(self.using, self.id, self)
         self.upkeep = Upkeep(self.using, self.heartbeat, promoted=self._note_promoted)
         self.all: list[Child] = []
+        #: When the loop last checked the children.
+        self.checked_at = time.monotonic()
         self.is_stopping = False
         #: Whether a child ended because of an error.
         self.have_failed = False
@@ -160,6 +162,9 @@ class Crew:
     # For the heartbeat, in its thread. The loop adds and removes children, so these copy the list.
 
     def beats(self) -> Sequence[Beat]:
+        if time.monotonic() - self.checked_at > CHECK_INTERVAL + missing():
+            # The loop hangs, so nobody would see the death of a child.
+            return []
         return [self._beat_of(child) for child in list(self.all) if not child.is_killed and child.pid]
 
     def busy(self) -> Sequence[UUID]:
@@ -331,7 +336,7 @@ class Crew:
             self._drain(child)
 
     def _check(self) -> None:
-        now = time.monotonic()
+        self.checked_at = now = time.monotonic()
         for child in list(self.all):
             child.channel.flush()
             if child.is_killed:

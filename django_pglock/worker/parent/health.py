@@ -27,25 +27,19 @@ CHECK_INTERVAL = 0.25
 class Health:
     """Answers two questions: does the worker live, and does it work? An answer is a sentence about a problem, or None.
 
-    A worker without a database connection does not work, but a restart would not help. The loop calls ``note_turn()``
-    each second. All other methods are for any thread.
+    A worker without a database connection does not work, but a restart would not help. For any thread.
     """
 
     def __init__(self, crews: Sequence[Crew]) -> None:
         self.crews = crews
         self.is_stopping = False
-        self._turned_at = time.monotonic()
-
-    def note_turn(self) -> None:
-        """Note that the loop runs."""
-        self._turned_at = time.monotonic()
 
     def hung(self) -> str | None:
         """Return why the parent does not work any more. What hangs in a child is no reason: the child is replaced."""
-        silence = time.monotonic() - self._turned_at
-        return (
-            f"The worker has not responded for {silence:.0f} s." if silence > get_settings().HEARTBEAT_LIMIT else None
-        )
+        silence = max((time.monotonic() - crew.checked_at for crew in self.crews), default=0.0)
+        if silence > get_settings().HEARTBEAT_LIMIT:
+            return f"The worker has not responded for {silence:.0f} s."
+        return None
 
     def unready(self) -> str | None:
         """Return why no child claims tasks."""

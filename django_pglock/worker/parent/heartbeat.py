@@ -117,11 +117,6 @@ class Heartbeat(Service):
         """The deadline of a statement in seconds: after it, a beat can be repeated before the workers count as dead."""
         return get_settings().HEARTBEAT_LIMIT / 3
 
-    @property
-    def longest_pause(self) -> float:
-        """Half an interval, because after an outage the children wait for the first heartbeat."""
-        return get_settings().HEARTBEAT_INTERVAL / 2
-
     # For other threads
 
     @property

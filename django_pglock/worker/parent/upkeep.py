@@ -63,7 +63,7 @@ T = TypeVar("T")
 ROUND_FACTOR = 0.9
 #: A parent on standby, and one to which notifications come, multiplies the time between two rounds by this factor; one
 #: on standby also that between two prunings.
-STANDBY_FACTOR = 20
+STANDBY_FACTOR = 25
 #: One round repeats the query for tasks of dead workers up to this number of times, as long as its limit is reached.
 RESCUES = 5
 #: The number of tasks that one pruning reads. Seconds until the next one if no old task is left, and no old row of
@@ -81,8 +81,8 @@ LEAST_STEP = 1.0
 LINGER = 5.0
 #: Seconds before the next attempt at a round that has to rescue the tasks of an own child, if another parent is in one.
 BEFORE_URGENT_ROUND = 0.05
-#: Seconds before due tasks whose rows are locked are tried again. Doubled each time, up to the second number.
-FIRST_LOCKED_RETRY, LONGEST_LOCKED_RETRY = 0.01, 1.0
+#: Seconds before due tasks whose rows are locked are tried again.
+LOCKED_RETRY = 0.25
 
 
 class Upkeep(Service):
@@ -120,8 +120,6 @@ class Upkeep(Service):
         self._warned: set[tuple[str, str]] = set()
         # The names of the steps that failed last time.
         self._failing: set[str] = set()
-        # Seconds until due tasks whose rows are locked are tried again.
-        self._locked_retry = 0.0
 
     def wake(self) -> None:
         """Do a pass now, because a task may be due before the present sleep ends."""
@@ -231,7 +229,10 @@ class Upkeep(Service):
             due_in = self._attempt(next_due_in, self.using)
         if promoted:
             self.promoted()
-        return self._pause(due_in, has_moved=has_moved or promoted > 0)
+        if due_in is not None and due_in <= 0 and not (has_moved or promoted):
+            # A task is due and was not promoted, because its row is locked.
+            return LOCKED_RETRY
+        return due_in
 
     def _notice_step_of_clock(self) -> None:
         """Restart the delays of retries if the server's clock was put back, for example by a failover.
@@ -272,14 +273,6 @@ class Upkeep(Service):
             logger.warning("The upkeep step %s works again.", name)
             self._failing.remove(name)
         return answer
-
-    def _pause(self, due_in: float | None, *, has_moved: bool) -> float | None:
-        """Return ``due_in``; or a longer time if a task is due but was not promoted, because its row is locked."""
-        if has_moved or due_in is None or due_in > 0:
-            self._locked_retry = 0.0
-            return due_in
-        self._locked_retry = min(LONGEST_LOCKED_RETRY, 2 * self._locked_retry or FIRST_LOCKED_RETRY)
-        return self._locked_retry
 
     def _count_depths(self) -> None:
         """Count how many tasks each queue has. Only upkeep workers do this, and only one of them at a time."""

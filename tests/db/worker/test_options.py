@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from django.db import connections
 
@@ -86,11 +84,3 @@ def test_a_worker_in_python_refuses_the_databases_that_the_command_refuses(setti
     settings.TASKS = {"dummy": {"BACKEND": DUMMY}, **tasks}
     with pytest.raises(ConfigurationError, match=text):
         Process(drain=True, **options)
-
-
-def test_a_worker_refuses_a_frozen_clock(monkeypatch):
-    """Before, a worker with ``drain`` in a test with freezegun waited forever."""
-    with monkeypatch.context() as patch:
-        patch.setattr(time, "monotonic", lambda: 1_577_836_800.0)
-        with pytest.raises(ConfigurationError, match="freezegun"):
-            Process(threads=1, drain=True).run()

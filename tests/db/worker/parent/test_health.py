@@ -44,6 +44,8 @@ def test_a_loop_that_hangs_is_not_alive(probed, eventually, monkeypatch):
         eventually(lambda: ask(worker, "/livez")[0] == 503)
         assert "The worker has not responded for" in ask(worker, "/livez")[1]
         assert ask(worker, "/readyz")[0] == 503
+        # Nobody would see the death of a child, so the heartbeat does not say that it lives.
+        eventually(lambda: not worker.child.heartbeat.is_alive())
     finally:
         go_on.set()
     eventually(lambda: ask(worker, "/livez")[0] == 200)

@@ -9,7 +9,7 @@ from django_pglock.worker.parent.health import Health
 
 
 def crew_of(**heartbeat):
-    return SimpleNamespace(all=[], heartbeat=SimpleNamespace(**heartbeat))
+    return SimpleNamespace(all=[], checked_at=time.monotonic(), heartbeat=SimpleNamespace(**heartbeat))
 
 
 def child_of(**report):
@@ -21,7 +21,7 @@ def test_of_several_problems_the_one_that_explains_the_others_is_named():
     crew = crew_of(pending=["0002_later"], is_connected=False, beat_at=None)
     health = Health([crew])
     health.is_stopping = True
-    health._turned_at -= 1e6
+    crew.checked_at -= 1e6
     cures = [
         ("The worker is stopping.", health, "is_stopping", False),
         ("Migrations of django_pglock are pending.", crew.heartbeat, "pending", []),
@@ -31,7 +31,7 @@ def test_of_several_problems_the_one_that_explains_the_others_is_named():
         ("No process of the worker runs at the moment.", crew, "all", [child_of()]),
         ("A process of the worker starts.", crew, "all", [child_of(unready="It polls."), child_of()]),
         ("It polls.", crew, "all", [child_of(unready="It polls."), child_of(unready=None)]),
-        ("The worker has not responded for 1000000 s.", health, "_turned_at", time.monotonic()),
+        ("The worker has not responded for 1000000 s.", crew, "checked_at", time.monotonic()),
     ]
     for problem, part, name, value in cures:
         assert health.unready() == problem
@@ -54,7 +54,8 @@ def test_a_worker_of_two_databases_is_ready_if_it_works_in_both():
 
 def test_a_parent_without_a_database_lives():
     """Otherwise all workers would be restarted while the server is."""
-    health = Health([crew_of(pending=[], is_connected=False, beat_at=None)])
+    crew = crew_of(pending=[], is_connected=False, beat_at=None)
+    health = Health([crew])
     assert health.hung() is None
-    health._turned_at -= 1e6
+    crew.checked_at -= 1e6
     assert health.hung() == "The worker has not responded for 1000000 s."
