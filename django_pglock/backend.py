@@ -22,9 +22,9 @@ from django_pglock.errors import TaskArgumentsError, model_of
 from django_pglock.postgres.connections import connection_for, transaction_block
 from django_pglock.store.attempts import result_of_row
 from django_pglock.store.await_end import await_end, await_end_async
-from django_pglock.store.call import Call, batches, due_of, meta_of
 from django_pglock.store.enqueue import enqueue, enqueue_many
 from django_pglock.store.id_range import id_in
+from django_pglock.store.insert_tasks import Call, batches, due_of, meta_of
 from django_pglock.store.statements import rows_of
 from django_pglock.store.why_it_waits import why_unfinished
 from django_pglock.tasks.arguments import to_json

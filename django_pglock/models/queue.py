@@ -6,7 +6,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.models.base import CountsField, Dumped, DumpedManager, OnPostgreSQL, Row
-from django_pglock.store.managers import NumberManager, QueueManager
+from django_pglock.models.managers import NumberManager, QueueManager
 
 
 class _DumpedQueueManager(Dumped, QueueManager):

@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.models.base import Dumped, DumpedManager, OnPostgreSQL, Row
-from django_pglock.store.managers import TaskManager
+from django_pglock.models.managers import TaskManager
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.states import FINISHED, READABLE, TaskStatus, UniqueScope
 

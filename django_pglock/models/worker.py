@@ -7,7 +7,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.models.base import Dumped, NotDumped, OnPostgreSQL, Row
-from django_pglock.store.managers import ScheduleManager, WorkerManager
+from django_pglock.models.managers import ScheduleManager, WorkerManager
 from django_pglock.tasks.states import READABLE
 
 

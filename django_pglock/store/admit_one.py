@@ -14,8 +14,7 @@ from psycopg.errors import LockNotAvailable
 from django_pglock.postgres.connections import connection_for, in_transaction
 from django_pglock.postgres.message import literals, send
 from django_pglock.store.admit import LOCK_KEY, admit, unsynced
-from django_pglock.store.call import Call, Enqueued, due_of, is_alone
-from django_pglock.store.insert_tasks import columns_of, insert_of
+from django_pglock.store.insert_tasks import Call, Enqueued, columns_of, due_of, insert_of, is_alone
 from django_pglock.store.statements import filled, message
 from django_pglock.store.wake import wake, wake_parents
 

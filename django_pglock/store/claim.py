@@ -19,8 +19,7 @@ from psycopg import ClientCursor
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import literals
 from django_pglock.store.marking import first_free, marking_sql
-from django_pglock.store.pause import paused
-from django_pglock.store.ready import ready
+from django_pglock.store.ready import paused, ready
 from django_pglock.store.statements import IN_INDEX_ORDER, MOST_ATTEMPTS, claim_columns, execute_of, rows_of, run
 from django_pglock.tasks.backends import our_backends
 from django_pglock.tasks.call_keys import GROUPED

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from django_pglock.store.failures import FIND_GROUPS, MOST_FOUND
-from django_pglock.store.pause import paused_queues
-from django_pglock.store.ready import due, ready_queues
+from django_pglock.store.ready import due, paused_queues, ready_queues
 from django_pglock.store.statements import MOST_COUNTED, rows_of, run
 from django_pglock.tasks.queues import OWN_QUEUE
 

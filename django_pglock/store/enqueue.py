@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from django_pglock.store.admit_one import admit_next, admit_one, can_admit_at_once, enqueue_one
-from django_pglock.store.call import Call, Enqueued
-from django_pglock.store.insert_tasks import insert_calls
+from django_pglock.store.insert_tasks import Call, Enqueued, insert_calls
 from django_pglock.store.release import release_ended_on_commit
 from django_pglock.store.unique import enqueue_unique
 from django_pglock.store.wake import after_commit, wake, wake_parents

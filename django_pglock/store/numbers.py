@@ -31,7 +31,7 @@ from django.db.models import Sum
 from django.utils.timezone import now
 
 from django_pglock.store.count import COUNTED, QueueCounts, queue_counts
-from django_pglock.store.pause import paused_queues
+from django_pglock.store.ready import paused_queues
 from django_pglock.store.statements import LIMIT_WAITS, WINDOW, rows_of, run
 from django_pglock.tasks.claim import date_of
 

@@ -28,12 +28,11 @@ from psycopg.errors import DeadlockDetected, LockNotAvailable, UniqueViolation
 
 from django_pglock.postgres.connections import connection_for, transaction_block
 from django_pglock.store.admit import admit_on_commit
-from django_pglock.store.after import wait_again
 from django_pglock.store.liveness import is_alive, works
 from django_pglock.store.marking import first_free, mark
 from django_pglock.store.prune import delete_free, unneeded
 from django_pglock.store.ready import DUE_STATUS
-from django_pglock.store.release import release_on_commit
+from django_pglock.store.release import release_on_commit, wait_again
 from django_pglock.store.requests_to_worker import NOTIFY_REQUEST
 from django_pglock.store.statements import (
     EXPIRES_AT,

@@ -1,4 +1,4 @@
-"""Ready tasks: their queues and functions, how due tasks become ready, and which ready tasks no worker runs."""
+"""Ready tasks: their queues and functions, which queues are paused, and which ready tasks no worker runs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db.models import Case, F, Value, When
+from django.db.models import Case, Value, When
 from django.db.models.functions import Now
 
 from django_pglock.conf import get_settings
-from django_pglock.store.admit import admit_on_commit
+from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.liveness import alive, is_recent
-from django_pglock.store.marking import first_free, mark
-from django_pglock.store.pause import paused_queues
 from django_pglock.store.statements import rows_of, run
 from django_pglock.store.wake import wake
-from django_pglock.tasks.queues import is_served
+from django_pglock.tasks.queues import check_queue_name, check_text, is_served
 from django_pglock.tasks.states import TaskStatus
 
 #: The number of tasks of each queue whose functions are read.
@@ -91,28 +89,6 @@ def due(tasks: Any) -> Any:
     return tasks.filter(status=TaskStatus.SCHEDULED, run_after__lte=Now()).order_by("run_after", "id")
 
 
-def promote(using: str, *, limit: int = 1000) -> int:
-    """Make up to ``limit`` due tasks READY or BLOCKED. Returns how many."""
-    selection = first_free(due(rows_of("Task", using)), limit, no_key=True)
-    promoted = mark(selection, {"status": DUE_STATUS}, "queue", "lock_key")
-    wake(using, (queue for queue, key in promoted if key is None))
-    admit_on_commit(using, {key for _, key in promoted})
-    return len(promoted)
-
-
-def restart_delays(using: str, *, limit: int = 10_000) -> int:
-    """Restart the delays of retries and snoozes that were written before the server's clock was put back.
-
-    Their last attempt is in the future, so without this they would wait for the whole step. Returns how many.
-    """
-    ahead = rows_of("Task", using).filter(
-        status=TaskStatus.SCHEDULED, last_attempted_at__gt=Now(), run_after__gt=F("last_attempted_at")
-    )
-    delay = F("run_after") - F("last_attempted_at")
-    changes = {"run_after": Now() + delay, "last_attempted_at": Now()}
-    return len(mark(first_free(ahead.order_by("run_after", "id"), limit, no_key=True), changes, "id"))
-
-
 def next_due_in(using: str) -> float | None:
     """Return the seconds until the next scheduled task is due. Zero or less: one is due. None: there is none."""
     [(seconds,)] = run(using, NEXT_DUE)
@@ -164,3 +140,62 @@ def unserved_queues(using: str) -> list[str]:
     asked = list(alive(rows_of("Worker", using)).values_list("queues", flat=True))
     waiting = set(ready_queues(using)) - paused_queues(using).keys()
     return sorted(name for name in waiting if not any(is_served(name, each) for each in asked))
+
+
+# Pausing and resuming queues.
+
+
+#: The column's width.
+LONGEST_BY = 255
+
+
+def paused(queues: Any) -> Any:
+    """Return the queues from which no worker claims tasks."""
+    return queues.filter(paused_at__isnull=False)
+
+
+def paused_queues(using: str) -> dict[str, datetime]:
+    """Return the queues that are paused, and since when."""
+    return {row.name: row.paused_at for row in paused(rows_of("Queue", using))}
+
+
+def pause(using: str, name: str, *, by: str = "", reason: str = "") -> bool:
+    """Stop workers from claiming tasks of the queue ``name``. Return whether the queue was not paused before.
+
+    Tasks that are already claimed run to their end. A queue that does not have tasks yet can be paused, too. Raises
+    ``ValueError`` as ``check_pausable`` does, and for a reason that PostgreSQL cannot store.
+    """
+    check_pausable(name)
+    check_text(reason, "The reason")
+    queues = rows_of("Queue", using)
+    with transaction_block(using):
+        queues.get_or_create(name=name)
+    values = {
+        "paused_at": Now(),
+        "paused_by": by[:LONGEST_BY],
+        "reason": reason,
+    }
+    return bool(queues.filter(name=name, paused_at__isnull=True).update(**values))
+
+
+def resume(using: str, name: str) -> bool:
+    """Let workers claim from the queue again, at once. Return whether it was paused.
+
+    Raises ``ValueError`` as ``check_pausable`` does.
+    """
+    check_pausable(name)
+    queues = rows_of("Queue", using)
+    resumed = bool(paused(queues.filter(name=name)).update(paused_at=None, paused_by="", reason=""))
+    if resumed:
+        wake(using, [name])
+    return resumed
+
+
+def check_pausable(name: str) -> None:
+    """Raise ``ValueError`` for an invalid name, and for a name that ends in ``*``."""
+    check_queue_name(name)
+    if name.endswith("*"):
+        raise ValueError(
+            f"{name!r} is no queue. Only runlockworker reads PREFIX* as all names with a prefix. "
+            "Pause or resume each queue by its name."
+        )

@@ -2,6 +2,8 @@
 
 A waiter inserts a row into the table of waiters, commits it, and then checks whether the task has ended. The worker
 that ends a task commits the end, and then queries for waiters. So at least one of the two sees the other.
+
+Tasks that wait for a date are promoted here, too.
 """
 
 from __future__ import annotations
@@ -9,10 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from django.db import OperationalError
+from django.db.models import F
+from django.db.models.functions import Now
 from psycopg.errors import LockNotAvailable
 
-from django_pglock.store.admit import admit
-from django_pglock.store.statements import array_of_numbers, run
+from django_pglock.store.admit import admit, admit_on_commit
+from django_pglock.store.marking import first_free, mark
+from django_pglock.store.ready import DUE_STATUS, due
+from django_pglock.store.statements import array_of_numbers, rows_of, run
 from django_pglock.store.wake import after_commit, wake, wake_parents
 from django_pglock.tasks.states import TaskStatus
 
@@ -215,3 +221,79 @@ def _release(using: str, ids: list[int]) -> tuple[list[tuple[int, str, str, str 
     # A cancelled task no longer blocks other tasks of its key, even if it still waited for other tasks.
     admit(using, (key for _, status, _, key, waits_for in moved if waits_for == 0 or status == TaskStatus.CANCELLED))
     return moved, released
+
+
+# Tasks that run after others (``after=``) wait for them again when they are retried.
+
+
+#: The number of retried tasks that one statement blocks again. The planner may compare each pair of them.
+BLOCKED_AT_ONCE = 200
+
+# Which of these tasks were enqueued to run after others.
+HAVE_DEPENDENCIES = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) AND meta ? 'after'"
+
+# Makes retried tasks wait again for the tasks of their ``after=`` that have not succeeded, also for those that have
+# ended. ``RELEASE`` runs after the commit and treats those as it does for new tasks. A retried task does not wait for a
+# task that no longer exists, because that task was pruned, so it ended long ago. If a task was cancelled while it
+# waited, its waiter rows still exist and would count twice. So they are deleted first. IN within an expression uses a
+# hash table. A join may compare each pair.
+WAIT_AGAIN = """
+WITH named AS MATERIALIZED (
+    SELECT task.id AS task_id, after.id::bigint AS awaited FROM {task} AS task CROSS JOIN LATERAL
+        jsonb_array_elements_text(CASE WHEN jsonb_typeof(task.meta -> 'after') = 'array' THEN task.meta -> 'after' END)
+        AS after (id)
+    WHERE task.id = ANY (%s::bigint[])
+), locked AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task
+    WHERE task.id = ANY (ARRAY(SELECT awaited FROM named)) AND task.status || '' <> 'SUCCESSFUL'
+    ORDER BY task.id FOR KEY SHARE
+), waits AS MATERIALIZED (
+    SELECT task_id, awaited FROM named WHERE (awaited IN (SELECT id FROM locked)) IS TRUE
+), gone AS (
+    DELETE FROM {waiter} WHERE task_id = ANY (ARRAY(SELECT task_id FROM named))
+), new AS (
+    INSERT INTO {waiter} (task_id, awaited) SELECT task_id, awaited FROM waits
+), blocked AS (
+    UPDATE {task} AS task SET status = 'BLOCKED', waits_for = counted.waits
+    FROM (SELECT task_id, count(*)::int AS waits FROM waits GROUP BY task_id) AS counted
+    WHERE task.id = counted.task_id AND task.id = ANY (ARRAY(SELECT task_id FROM waits))
+)
+SELECT DISTINCT awaited FROM waits
+"""
+
+
+def wait_again(using: str, ids: Sequence[int]) -> None:
+    """Block each of these retried tasks until all tasks of its ``after=`` have succeeded.
+
+    Call it in the transaction that retries them. If a task of its ``after=`` has failed and is not retried as well, the
+    retried task is cancelled again after the commit.
+    """
+    waiting = [id_ for (id_,) in run(using, HAVE_DEPENDENCIES, array_of_numbers(ids))] if ids else []
+    for start in range(0, len(waiting), BLOCKED_AT_ONCE):
+        some = array_of_numbers(waiting[start : start + BLOCKED_AT_ONCE])
+        release_on_commit(using, [awaited for (awaited,) in run(using, WAIT_AGAIN, some)])
+
+
+# Scheduled tasks become ready when they are due.
+
+
+def promote(using: str, *, limit: int = 1000) -> int:
+    """Make up to ``limit`` due tasks READY or BLOCKED. Returns how many."""
+    selection = first_free(due(rows_of("Task", using)), limit, no_key=True)
+    promoted = mark(selection, {"status": DUE_STATUS}, "queue", "lock_key")
+    wake(using, (queue for queue, key in promoted if key is None))
+    admit_on_commit(using, {key for _, key in promoted})
+    return len(promoted)
+
+
+def restart_delays(using: str, *, limit: int = 10_000) -> int:
+    """Restart the delays of retries and snoozes that were written before the server's clock was put back.
+
+    Their last attempt is in the future, so without this they would wait for the whole step. Returns how many.
+    """
+    ahead = rows_of("Task", using).filter(
+        status=TaskStatus.SCHEDULED, last_attempted_at__gt=Now(), run_after__gt=F("last_attempted_at")
+    )
+    delay = F("run_after") - F("last_attempted_at")
+    changes = {"run_after": Now() + delay, "last_attempted_at": Now()}
+    return len(mark(first_free(ahead.order_by("run_after", "id"), limit, no_key=True), changes, "id"))

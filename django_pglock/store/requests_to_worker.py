@@ -108,33 +108,28 @@ def wait_for_stack(using: str, task: int, *, timeout: float) -> Stack | None:
 #: The number of rows that one statement selects by an array and joins. The planner may compare each pair.
 COMPARED_AT_ONCE = 200
 
-# Writes the progress of running tasks, guarded by their claims. No index has the progress, so this is a HOT update.
-# Locked rows are skipped, because the caller must not wait: it has requests to pass on, or other tasks to settle.
-WRITE_PROGRESS = """
+# Writes what tasks have reported, guarded by their claims. No index has these columns, so these are HOT updates. Locked
+# rows are skipped, because the caller must not wait: it has requests to pass on, or other tasks to settle.
+_WRITE = """
 WITH reported AS MATERIALIZED (
-    SELECT * FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS reported (id, attempt, progress)
+    SELECT * FROM unnest(%s::bigint[], %s::int[], %s::{type}[]) AS reported (id, attempt, value)
 ), free AS MATERIALIZED (
-    SELECT task.id, reported.progress FROM {task} AS task JOIN reported ON reported.id = task.id
-    WHERE task.id = ANY (ARRAY(SELECT id FROM reported))
-      AND task.attempts = reported.attempt AND task.status || '' = 'RUNNING'
+    SELECT task.id, reported.value FROM {{task}} AS task JOIN reported ON reported.id = task.id
+    WHERE task.id = ANY (ARRAY(SELECT id FROM reported)) AND task.attempts = reported.attempt{condition}
     FOR NO KEY UPDATE OF task SKIP LOCKED
 )
-UPDATE {task} AS task SET progress = free.progress
+UPDATE {{task}} AS task SET {change}
 FROM free WHERE task.id = free.id AND task.id = ANY (ARRAY(SELECT id FROM free)) RETURNING task.id
 """
-
-# Writes the last progress of a task in the task's own transaction, right before its end. It waits for locked rows, as
-# the statement that ends the task does.
-WRITE_LAST_PROGRESS = """
-WITH reported AS MATERIALIZED (
-    SELECT * FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS reported (id, attempt, progress)
+WRITE_PROGRESS = _WRITE.format(
+    type="jsonb", change="progress = free.value", condition=" AND task.status || '' = 'RUNNING'"
 )
-UPDATE {task} AS task SET progress = reported.progress
-FROM reported
-WHERE task.id = reported.id AND task.id = ANY (ARRAY(SELECT id FROM reported))
-  AND task.attempts = reported.attempt AND task.status || '' = 'RUNNING'
-RETURNING task.id
-"""
+# The last progress of a task, in the task's own transaction, right before its end. It waits for locked rows, as the
+# statement that ends the task does.
+WRITE_LAST_PROGRESS = WRITE_PROGRESS.replace(" SKIP LOCKED", "")
+# Also written if an attempt has logged nothing. Otherwise the log of the previous attempt would stay. The status is not
+# compared, because an atomic task has already ended.
+WRITE_LOGS = _WRITE.format(type="text", change="log = NULLIF(free.value, '')", condition="")
 
 
 def write_progress(using: str, claims: Sequence[Claim], *, is_last: bool = False) -> None:
@@ -155,21 +150,6 @@ def _write(using: str, claims: Sequence[Claim], *, is_last: bool) -> None:
     for claim, progress in zip(claims, reported, strict=True):
         if (claim.id,) in written:
             claim.written_progress = progress
-
-
-# Also written if an attempt has logged nothing. Otherwise the log of the previous attempt would stay. The status is not
-# compared, because an atomic task has already ended. Locked rows are skipped, because other outcomes wait.
-WRITE_LOGS = """
-WITH reported AS MATERIALIZED (
-    SELECT * FROM unnest(%s::bigint[], %s::int[], %s::text[]) AS reported (id, attempt, log)
-), free AS MATERIALIZED (
-    SELECT task.id, reported.log FROM {task} AS task JOIN reported ON reported.id = task.id
-    WHERE task.id = ANY (ARRAY(SELECT id FROM reported)) AND task.attempts = reported.attempt
-    FOR NO KEY UPDATE OF task SKIP LOCKED
-)
-UPDATE {task} AS task SET log = NULLIF(free.log, '') FROM free
-WHERE task.id = free.id AND task.id = ANY (ARRAY(SELECT id FROM free))
-"""
 
 
 def write_logs(using: str, claims: Sequence[Claim]) -> None:

@@ -27,7 +27,7 @@ from django_pglock.errors import DuplicateTask
 from django_pglock.loggers import get_logger
 from django_pglock.postgres.connections import connection_for, transaction_block
 from django_pglock.store.admit import admit_on_commit
-from django_pglock.store.call import Call, due_of, meta_of, row_of
+from django_pglock.store.insert_tasks import Call, due_of, meta_of, row_of
 from django_pglock.store.liveness import is_recent
 from django_pglock.store.marking import first_free, mark
 from django_pglock.store.statements import array_of_numbers, rows_of, run

@@ -12,8 +12,7 @@ from django.db.models import Q
 from django_pglock.errors import DuplicateTask
 from django_pglock.postgres.connections import connection_for, in_transaction, transaction_block
 from django_pglock.store.admit import admit_on_commit
-from django_pglock.store.call import Call, Enqueued, batches, due_of, row_of
-from django_pglock.store.insert_tasks import insert_calls
+from django_pglock.store.insert_tasks import Call, Enqueued, batches, due_of, insert_calls, row_of
 from django_pglock.store.statements import filled, run
 from django_pglock.tasks.states import UniqueScope
 

@@ -30,9 +30,9 @@ from django_pglock.postgres.stopping import stopping_wrapper
 from django_pglock.store.admit import admit, blocked_keys
 from django_pglock.store.liveness import alive
 from django_pglock.store.outcome import Failed, Retried
-from django_pglock.store.pause import paused_queues
 from django_pglock.store.rate import note_starts, open_rates
-from django_pglock.store.ready import promote, ready_queues
+from django_pglock.store.ready import paused_queues, ready_queues
+from django_pglock.store.release import promote
 from django_pglock.store.statements import rows_of
 from django_pglock.tasks import registry
 from django_pglock.tasks.backends import require_tasks

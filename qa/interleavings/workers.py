@@ -28,8 +28,7 @@ from django_pglock.store.outcome import (
 )
 from django_pglock.store.prune import prune_window
 from django_pglock.store.rate import delete_unused_rates, open_rates
-from django_pglock.store.ready import promote
-from django_pglock.store.release import orphaned_waiters, release
+from django_pglock.store.release import orphaned_waiters, promote, release
 from django_pglock.store.requests_to_worker import answer_stack, write_progress
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import give_back, settle_and_commit

@@ -6,7 +6,7 @@ import json
 
 from django.db import connection
 
-from django_pglock.store.call import Call
+from django_pglock.store.insert_tasks import Call
 from django_pglock.store.statements import BY_INDEX
 
 PATH = "tests.sample.tasks.nothing"

@@ -13,8 +13,8 @@ from django.db.models import QuerySet
 from django_pglock import task as task_
 from django_pglock.errors import TaskArgumentsError
 from django_pglock.models import Number, Queue, Task
-from django_pglock.store import call as module
-from django_pglock.store.call import Call, batches, due_of, is_alone, meta_of, row_of
+from django_pglock.store import insert_tasks as module
+from django_pglock.store.insert_tasks import Call, batches, due_of, is_alone, meta_of, row_of
 from django_pglock.store.numbers import BOUNDS, BUCKETS, bucket_of, quantile
 from django_pglock.store.statements import CLAIM_COLUMNS, DATES, claim_columns
 from django_pglock.tasks.claim import Claim

@@ -10,8 +10,7 @@ from django_pglock.conf import get_settings
 from django_pglock.error_reading import one_line
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.count import queue_counts
-from django_pglock.store.pause import paused_queues
-from django_pglock.store.ready import unknown
+from django_pglock.store.ready import paused_queues, unknown
 from django_pglock.store.rescue import possibly_lost
 from django_pglock.tasks import registry
 from django_pglock.worker.queues import Queues

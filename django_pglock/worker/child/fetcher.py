@@ -14,7 +14,8 @@ from django.db import transaction
 from django_pglock.conf import get_settings
 from django_pglock.store.admit import admit, blocked_keys
 from django_pglock.store.liveness import LATE, silent_after, try_upkeep_lock
-from django_pglock.store.ready import next_due_in, promote, ready_paths
+from django_pglock.store.ready import next_due_in, ready_paths
+from django_pglock.store.release import promote
 from django_pglock.store.settle import give_back, server_time
 from django_pglock.store.statements import keeps_plans
 from django_pglock.store.wake import NEGATIVE_TTL

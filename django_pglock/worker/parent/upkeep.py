@@ -37,15 +37,8 @@ from django_pglock.store.numbers import BETWEEN_DEPTHS, PAUSE_FACTOR, add_rescue
 from django_pglock.store.outcome import Failed, Failure, Retried
 from django_pglock.store.prune import ages_of, prune_window, warn_of_references
 from django_pglock.store.rate import delete_unused_rates, open_rates
-from django_pglock.store.ready import (
-    UnknownTasks,
-    next_due_in,
-    promote,
-    restart_delays,
-    unknown,
-    unserved_queues,
-)
-from django_pglock.store.release import WAITERS_AT_ONCE, orphaned_waiters, release
+from django_pglock.store.ready import UnknownTasks, next_due_in, unknown, unserved_queues
+from django_pglock.store.release import WAITERS_AT_ONCE, orphaned_waiters, promote, release, restart_delays
 from django_pglock.store.rescue import RESCUED_AT_ONCE, Rescued, rescue
 from django_pglock.store.schedules import ScheduleKeeper
 from django_pglock.store.settle import settle

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from django_pglock.error_reading import MAX_PATH
 from django_pglock.models import Attempt, Queue, RateLimit, Schedule, Task
-from django_pglock.store.pause import LONGEST_BY
+from django_pglock.store.ready import LONGEST_BY
 from django_pglock.tasks.call_keys import LONGEST_KEY
 from django_pglock.tasks.queues import LONGEST_QUEUE
 from django_pglock.tasks.schedules import LONGEST_EXPRESSION

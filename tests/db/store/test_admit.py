@@ -24,8 +24,7 @@ from django_pglock.store import admit_one as admit_one_module
 from django_pglock.store import wake as wakeup
 from django_pglock.store.admit import ADMIT, LOCK_KEYS, _admit_to, admit, blocked_keys, holders
 from django_pglock.store.admit_one import admit_one, enqueue_one
-from django_pglock.store.call import meta_of
-from django_pglock.store.insert_tasks import insert_calls
+from django_pglock.store.insert_tasks import insert_calls, meta_of
 from django_pglock.store.outcome import Abandoned, Failed, Failure, GivenBack, Retried, Snoozed, Succeeded
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle

@@ -12,8 +12,7 @@ from django_pglock import enqueue_many
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Task, Waiter
 from django_pglock.store.outcome import Cancelled, Failed, Retried, Succeeded
-from django_pglock.store.ready import promote
-from django_pglock.store.release import orphaned_waiters, release
+from django_pglock.store.release import orphaned_waiters, promote, release
 from django_pglock.tasks.compat import TaskResultStatus
 from tests.db.store.endings import FAILURE, settle_one, statuses
 from tests.sample import keyed_tasks as keyed

@@ -12,10 +12,10 @@ from django.db import connection
 
 from django_pglock import enqueue_many
 from django_pglock.models import Queue, Task
-from django_pglock.store import pause as pause_module
+from django_pglock.store import ready as pause_module
 from django_pglock.store.claim import claim_statement, claims_of
 from django_pglock.store.outcome import Succeeded
-from django_pglock.store.pause import pause
+from django_pglock.store.ready import pause
 from django_pglock.store.settle import settle
 from django_pglock.tasks.claim import date_of
 from django_pglock.tasks.queues import OWN_QUEUE

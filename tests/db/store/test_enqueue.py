@@ -17,8 +17,8 @@ from django_pglock import Unique, aenqueue_many, enqueue_many
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task, Worker
 from django_pglock.store import admit_one
-from django_pglock.store import call as call_module
 from django_pglock.store import enqueue as enqueue_module
+from django_pglock.store import insert_tasks as call_module
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.settle import settle
 from django_pglock.tasks.compat import (

@@ -11,9 +11,10 @@ from django.db.models.functions import Now
 from django_pglock.keys.reserved import UPKEEP
 from django_pglock.models import RateLimit, Task
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store import ready as promote_module
+from django_pglock.store import release as promote_module
 from django_pglock.store.outcome import Failure, Retried
-from django_pglock.store.ready import next_due_in, promote, restart_delays
+from django_pglock.store.ready import next_due_in
+from django_pglock.store.release import promote, restart_delays
 from django_pglock.store.settle import settle
 from django_pglock.worker.child import fetcher
 from django_pglock.worker.parent import upkeep

@@ -15,7 +15,7 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.models import Task
 from django_pglock.store.admit import admit
 from django_pglock.store.liveness import try_upkeep_lock
-from django_pglock.store.ready import promote
+from django_pglock.store.release import promote
 from django_pglock.store.rescue import rescue
 from django_pglock.store.statements import IN_INDEX_ORDER, OFF, array_of_texts, bound, filled, message, rows_of, run
 from tests.db.store.schedules import enqueue_due

@@ -17,7 +17,7 @@ from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask
 from django_pglock.models import RateLimit, Task, Waiter
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store import call as call_module
+from django_pglock.store import insert_tasks as call_module
 from django_pglock.store import operate
 from django_pglock.store.outcome import Failed, Failure, Retried, Succeeded
 from django_pglock.store.release import release

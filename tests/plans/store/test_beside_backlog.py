@@ -15,14 +15,12 @@ from django_pglock import Rate
 from django_pglock.models import Task
 from django_pglock.store.admit import ADMIT, ADMIT_NEXT, BLOCKED_KEYS, HOLDERS
 from django_pglock.store.admit_one import admit_statement, enqueue_statement
-from django_pglock.store.after import HAVE_DEPENDENCIES, WAIT_AGAIN
 from django_pglock.store.await_end import AWAITED_IN_WORKER
-from django_pglock.store.call import row_of
 from django_pglock.store.claim import CLAIM_FAIR, CLAIM_GROUP, RUNNING_CLAIM, claim_statement
 from django_pglock.store.count import COUNT_FAILED, COUNT_OTHERS, COUNT_READY
 from django_pglock.store.failures import FAILURE_GROUPS
 from django_pglock.store.id_range import ABOVE_SUCCEEDED, ENQUEUED_BETWEEN, FIRST_SINCE
-from django_pglock.store.insert_tasks import insert_many
+from django_pglock.store.insert_tasks import insert_many, row_of
 from django_pglock.store.liveness import DELETE_DEAD
 from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.operate import CANCEL, DELETE, RESET, RETRY
@@ -33,9 +31,11 @@ from django_pglock.store.release import (
     AWAITED,
     AWAITED_BETWEEN,
     FIND_ENDED,
+    HAVE_DEPENDENCIES,
     ORPHANED_WAITERS,
     RELEASE,
     RELEASE_UNLOCKED,
+    WAIT_AGAIN,
     WRITE_WAITERS,
 )
 from django_pglock.store.requests_to_worker import (

@@ -18,7 +18,6 @@ from django.utils.asyncio import async_unsafe
 
 from django_pglock.store import count, liveness, numbers, operate, schedules
 from django_pglock.store import failures as failed_tasks
-from django_pglock.store import pause as pausing
 from django_pglock.store import prune as pruning
 from django_pglock.store import ready as ready_tasks
 from django_pglock.store.claim_manager import LockingQuerySet
@@ -117,14 +116,14 @@ class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: 
 class QueueQuerySet(models.QuerySet[Any]):
     """Queues, and the operations on queues."""
 
-    paused = pausing.paused
+    paused = ready_tasks.paused
 
 
 class QueueManager(models.Manager.from_queryset(QueueQuerySet)):  # type: ignore[misc]
     """The manager of ``Queue``. It pauses and resumes queues by name."""
 
-    pause = _method(pausing.pause, lambda queues: for_writing(queues).db)
-    resume = _method(pausing.resume, lambda queues: for_writing(queues).db)
+    pause = _method(ready_tasks.pause, lambda queues: for_writing(queues).db)
+    resume = _method(ready_tasks.resume, lambda queues: for_writing(queues).db)
 
 
 class WorkerQuerySet(models.QuerySet[Any]):
