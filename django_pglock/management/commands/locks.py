@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -12,7 +11,7 @@ from django_pglock.conf import get_settings
 from django_pglock.management import tables
 from django_pglock.management.arguments import plain_refusals, wrong_arguments
 from django_pglock.management.selftest import selftest
-from django_pglock.management.terminal import TerminalCommand, ignore_broken_pipe, printable
+from django_pglock.management.terminal import TerminalCommand, ignore_broken_pipe
 from django_pglock.models import AdvisoryLock, Lease
 from django_pglock.postgres.connections import connection_for
 
@@ -66,7 +65,7 @@ class Command(TerminalCommand):
             using = connection_for(options["database"] or get_settings().USING).alias
         rows, leases = AdvisoryLock.objects.using(using), Lease.objects.using(using)
         if options["selftest"]:
-            self._selftest(using, as_json=options["json"])
+            self._selftest(using)
         elif options["terminate"] is not None:
             self._terminate(rows, options["terminate"])
         elif options["free_lease"] is not None:
@@ -103,12 +102,9 @@ class Command(TerminalCommand):
             raise CommandError(_("Session %d neither holds nor waits for an advisory lock of this database.") % pid)
         self.stdout.write(_("Session %d was ended.") % pid)
 
-    def _selftest(self, using: str, *, as_json: bool) -> None:
+    def _selftest(self, using: str) -> None:
+        marks = {True: _("ok"), False: _("NOT OK"), None: _("not tried")}
         findings = list(selftest(using))
-        if as_json:
-            self.print_json(list(map(asdict, findings)))
-        else:
-            marks = {True: _("ok"), False: _("NOT OK"), None: _("not tried")}
-            self.stdout.write("\n".join(f"{marks[each.is_ok]:<10} {printable(each.text)}" for each in findings))
-        if any(finding.is_needed and finding.is_ok is False for finding in findings):
+        self.stdout.write("\n".join(f"{marks[is_ok]:<10} {text}" for text, is_ok in findings))
+        if any(is_ok is False for _text, is_ok in findings):
             raise CommandError(_("Here, locks or claims do not exclude others. See the lines that are not ok."))
