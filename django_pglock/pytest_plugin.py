@@ -1,14 +1,9 @@
-"""Fixtures for the tests of projects that use locks. pytest loads this module if the package is installed.
-
-- ``hold_lock``: ``hold_lock("order", 5)`` holds a lock in another session until the end of the test.
-- ``no_locks_left``: fails the test if an advisory lock is held or awaited when it ends. The test uses the database.
-"""
+"""The fixture ``hold_lock`` for the tests of projects. pytest loads this module if the package is installed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
@@ -25,12 +20,3 @@ def hold_lock() -> Iterator[Callable[..., None]]:
 
     with ExitStack() as held:
         yield lambda *parts, **options: held.enter_context(hold(*parts, **options))
-
-
-@pytest.fixture
-def no_locks_left(_django_db_helper: Any) -> Iterator[None]:
-    """Fail if an advisory lock is held or awaited when the test ends, except the package's own locks."""
-    from django_pglock.testing import assert_no_locks
-
-    yield
-    assert_no_locks()

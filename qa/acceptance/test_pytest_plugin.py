@@ -22,31 +22,15 @@ TESTS = """
 import pytest
 from django_pglock import LockNotAvailable, lock
 
-kept = []
-
 def test_held(hold_lock, db):
     hold_lock("order", 5)
     with pytest.raises(LockNotAvailable), lock("order:5", timeout=0):
         pass
-
-@pytest.mark.usefixtures("no_locks_left")
-def test_nothing_left():
-    with lock("a"):
-        pass
-
-@pytest.mark.usefixtures("no_locks_left")
-def test_left():
-    kept.append(lock("left").acquire())
-
-@pytest.mark.usefixtures("no_locks_left")
-@pytest.mark.django_db(transaction=True)
-def test_left_in_a_transaction_test():
-    kept.append(lock("left").acquire())
 """
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_pytest_plugin_holds_locks_and_reports_locks_left_held(tmp_path):
+def test_the_pytest_plugin_holds_locks(tmp_path):
     environment = environment_at(
         database_url(f"{connection.settings_dict['NAME']}_plugin"),
         PYTHONPATH=str(tmp_path),
@@ -62,5 +46,4 @@ def test_the_pytest_plugin_holds_locks_and_reports_locks_left_held(tmp_path):
     ran = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
-    assert "4 passed, 2 errors" in ran.stdout.splitlines()[-1], ran.stdout + ran.stderr
-    assert ran.stdout.count("advisory locks are held or awaited") >= 2
+    assert "1 passed" in ran.stdout.splitlines()[-1], ran.stdout + ran.stderr
