@@ -231,7 +231,8 @@ def _explained(error: ProgrammingError, using: str) -> ProgrammingError:
     if not isinstance(error.__cause__, UndefinedTable):
         return error
     return ProgrammingError(
-        f"{error}\nDatabase {using!r} lacks tables of django_pglock. Run: manage.py migrate --database {using}"
+        f"{error}\nDatabase {using!r} lacks tables of django_pglock. Run: manage.py migrate --database {using}. "
+        "If that makes none, a router forbids it: let allow_migrate return True for this database and django_pglock."
     )
 
 

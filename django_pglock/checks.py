@@ -12,11 +12,12 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.checks import Warning as Caution
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 from django.utils.module_loading import autodiscover_modules
 
 from django_pglock.conf import get_settings, key_function, redact_hook
-from django_pglock.errors import ConfigurationError, model_of
+from django_pglock.errors import ConfigurationError
+from django_pglock.postgres.connections import backend_pid
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import Task, task_backends
 from django_pglock.tasks.fields import OF_FUNCTION, TaskFields
@@ -28,9 +29,6 @@ OLDEST_SERVER = 15
 #: lock_timeout, because each statement that waits for a lock sets its own.
 LIMITS = ["idle_session_timeout", "idle_in_transaction_session_timeout", "transaction_timeout", "statement_timeout"]
 
-#: The only encoding of a database that has each character.
-UTF8 = "UTF8"
-
 #: The options of functions that Django's tasks do not have, and those that matter only if there is a second attempt.
 OWN_OPTIONS = sorted({*OF_FUNCTION} - {each.name for each in fields(Task)} - {"meta"})
 OF_RETRIES = ("backoff", "no_retry_on", "retry_on")
@@ -41,7 +39,7 @@ MOST_NAMED = 5
 #: One row for each limit that the server has. The columns before the limit are the same in all rows.
 READ_SERVER = """
 SELECT pg_backend_pid(), current_setting('server_version_num')::int / 10000, pg_is_in_recovery(),
-       current_setting('server_encoding'), quote_ident(current_user), name, setting::bigint, source
+       quote_ident(current_user), name, setting::bigint, source
 FROM pg_settings WHERE name = ANY(%s) ORDER BY name
 """
 
@@ -114,23 +112,15 @@ def check_databases() -> Problems:
 
 @_check_of_servers()
 def check_server(alias: str, source: str) -> Problems:
-    """E013, W001, W003, W004 and W006: found by one query to each server; none if it cannot be reached."""
+    """W001, W003, W004 and W006: found by one query to each server; none if it cannot be reached."""
     connection: Any = connections[alias]
     with connection.cursor() as cursor:
         cursor.execute(READ_SERVER, (LIMITS,))
         rows = cursor.fetchall()
-    pid, version, is_standby, encoding, role = rows[0][:5]
+    pid, version, is_standby, role = rows[0][:4]
     if version < OLDEST_SERVER:
         yield problem("W003", f"Database {alias!r} is PostgreSQL {version}.", f"Upgrade to {OLDEST_SERVER} or newer.")
-    if encoding != UTF8 and router.allow_migrate(alias, "django_pglock"):
-        yield problem(
-            "E013",
-            f"Database {alias!r} has the encoding {encoding}. The tables of django_pglock need {UTF8}: other encodings "
-            "do not have every character.",
-            "Create a database with the encoding UTF8, and restore a dump of this one in it: "
-            "CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0;",
-        )
-    if _is_pooled(connection, pid) and get_settings().SCOPE != "transaction":
+    if pid != backend_pid(connection) and get_settings().SCOPE != "transaction":
         yield problem(
             "W001",
             f"Database {alias!r} is reached through a pooler: the process id that libpq knows is not that of the "
@@ -146,7 +136,7 @@ def check_server(alias: str, source: str) -> Problems:
             f"Name the primary's alias in {source}, or let DATABASES[{alias!r}] connect only to the primary: "
             "OPTIONS = {'target_session_attrs': 'read-write'}.",
         )
-    for name, milliseconds, origin in (row[5:] for row in rows):
+    for name, milliseconds, origin in (row[4:] for row in rows):
         if milliseconds and (name != "idle_session_timeout" or get_settings().SCOPE != "transaction"):
             yield problem(
                 "W006",
@@ -179,10 +169,6 @@ def _how_to_set(alias: str, role: str, name: str, value: str) -> str:
         f"Add '-c {name}={value}' to DATABASES[{alias!r}]['OPTIONS']['options']; behind a pooler, type in psql: "
         f"ALTER ROLE {role} SET {name} = '{value}';"
     )
-
-
-def _is_pooled(connection: Any, pid: int) -> bool:
-    return bool(connection.connection.info.backend_pid != pid)
 
 
 @_check
@@ -236,34 +222,6 @@ def _changed(tasks: Sequence[TaskFields], names: Sequence[str]) -> str:
     found = [f"{path} ({', '.join(options)})" for path, options in changed.items() if options]
     more = [f"and {len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
     return "; ".join(found[:MOST_NAMED] + more)
-
-
-@_check
-def check_tables() -> Problems:
-    """E006: a router does not allow the table of tasks in the database that TASKS names."""
-    for alias, source in sorted(_aliases_of_tasks().items()):
-        if not router.allow_migrate_model(alias, model_of("Task")):
-            yield problem(
-                "E006",
-                f"{source} stores tasks in {alias!r}, but a router of the project does not allow the table of tasks "
-                "there.",
-                f"Let allow_migrate return True for {alias!r} and the app django_pglock, and run: "
-                f"manage.py migrate --database {alias}",
-            )
-
-
-@_check
-def check_database_of_pages() -> Problems:
-    """W012: the routers lead to a database in which TASKS stores no tasks, so the admin shows none."""
-    stored, shown = sorted(_aliases_of_tasks()), router.db_for_write(model_of("Task"))
-    if stored and shown not in stored:
-        yield problem(
-            "W012",
-            f"TASKS stores tasks in {' and '.join(map(repr, stored))}, but the routers of the project lead to "
-            f"{shown!r}. The admin and Task.objects show the tables there, in which no task is.",
-            "Add a router to DATABASE_ROUTERS whose db_for_read and db_for_write return "
-            f"{stored[0]!r} for the models of django_pglock.",
-        )
 
 
 def _aliases() -> dict[str, str]:
