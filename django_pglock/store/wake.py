@@ -16,7 +16,7 @@ A notification has an address: the channel of the parent of a sleeping worker th
 woken, by chance, because one may have frozen or may not know the function. A worker that cannot claim all that is ready
 wakes others (``wake_others``). So a task costs only a few polls, however many workers sleep.
 
-A worker that ends a task of a lock key, and so makes the next one ready, wakes its own fetcher in its process
+A worker that ends a task of a lock key, and so makes the next one ready, wakes its own feeder in its process
 (``except_worker``). It sends NOTIFY only if another worker sleeps. A worker that stops or may not claim does the same,
 so the others claim the task.
 """
@@ -123,7 +123,7 @@ def wake(using: str, queues: Iterable[str]) -> None:
 
 
 def wake_except(using: str, queues: Iterable[str], worker: UUID, *, hops: int = 0) -> None:
-    """Wake sleeping workers for these queues, but not ``worker``, whose own fetcher the caller wakes.
+    """Wake sleeping workers for these queues, but not ``worker``, whose own feeder the caller wakes.
 
     Call it outside of a transaction, after the commit.
     """

@@ -30,8 +30,8 @@ from django_pglock.postgres.stopping import stopping_wrapper
 from django_pglock.store.admit import admit, blocked_keys
 from django_pglock.store.liveness import alive
 from django_pglock.store.outcome import Failed, Retried
-from django_pglock.store.rate import note_starts, open_rates
-from django_pglock.store.ready import paused_queues, ready_queues
+from django_pglock.store.rate import open_rates
+from django_pglock.store.ready import paused_queues
 from django_pglock.store.release import promote
 from django_pglock.store.statements import rows_of
 from django_pglock.tasks import registry
@@ -41,11 +41,11 @@ from django_pglock.tasks.compat import TaskResult, task_backends
 from django_pglock.tasks.retry import FlowWord
 from django_pglock.tasks.states import WAITING, TaskStatus
 from django_pglock.worker.child.attempt import Attempt
+from django_pglock.worker.child.claimer import ALL, Claimer
 from django_pglock.worker.child.executor import execute
-from django_pglock.worker.child.fetcher import Discovery
+from django_pglock.worker.child.feeder import Discovery
 from django_pglock.worker.child.in_flight import EndedClaim, InFlight, Progress
 from django_pglock.worker.child.logs import observers
-from django_pglock.worker.child.queue_cursor import QueueCursors
 from django_pglock.worker.child.run import run as run_attempt
 from django_pglock.worker.child.run import run_async
 from django_pglock.worker.child.runners import Runner, TaskThread, Watchdog
@@ -195,6 +195,9 @@ class Here:
         # It does not wait for more outcomes.
         self.settler.stopping.set()
         self.thread = TaskThread(Watchdog())
+        # By this clock, each claim comes long after the one before. So it begins at the start of its queue, and finds
+        # what the last task has enqueued.
+        self._claimer = Claimer(using, NO_WORKER, queues, clock=count(0, 1000).__next__)
         self._discovery = Discovery(using, queues)
         self._known = -1
 
@@ -225,24 +228,10 @@ class Here:
 
     def claim(self) -> Claim | None:
         """Claim the next task; None: no task is ready that could run here."""
-        if registry.count() != self._known:
-            self._known = registry.count()
-            # By this clock, each claim comes long after the one before. So it begins at the start of its queue, and
-            # finds what the last task has enqueued.
-            self._cursors = QueueCursors(
-                self.using,
-                worker=NO_WORKER,
-                paths=registry.known_paths(),
-                is_fair=registry.has_fair(),
-                clock=count(0, 1000).__next__,
-            )
-        ready = self.queues.poll_order(ready_queues(self.using))
-        for queue in ready:
-            if claims := self._cursors.of(queue).claim(1):
-                self.in_flight.add(claims)
-                note_starts(self.using, claims)
-                return claims[0]
-        return self.claim() if ready and self._discovery.check(is_urgent=True) else None
+        if claims := self._claimer.claim(ALL, 1):
+            self.in_flight.add(claims)
+            return claims[0]
+        return self.claim() if self._claimer.was_ready and self._discovery.search() else None
 
     def advance(self) -> bool:
         """Make the next scheduled task due. Without one, the next token of a rate. Return whether there was any."""

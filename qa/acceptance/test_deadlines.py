@@ -17,7 +17,7 @@ from tests.sample import running_tasks, tasks
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
 #: What an idle worker has a session for.
-KINDS = {"heartbeat", "fetcher"}
+KINDS = {"heartbeat", "feeder"}
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_services_close_connections_on_which_the_server_does_not_answer(
     proxy.black_hole(new=False)
     tasks.nothing.enqueue()
     eventually(done, why="the worker hangs")
-    for name in ("heartbeat", "fetcher"):
+    for name in ("heartbeat", "feeder"):
         eventually(lambda name=name: f"The {name} works again" in caplog.text, why=f"the {name} hangs")
     assert Task.objects.filter(attempts__gt=2).count() == 0
     proxy.pass_through()

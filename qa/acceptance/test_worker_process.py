@@ -172,7 +172,7 @@ def sessions() -> Counter[str]:
 
 def idle(processes: int) -> Counter[str]:
     """Return the sessions of a worker with so many idle children: one for each, and the session of the heartbeat."""
-    return Counter({"lockworker heartbeat": 1, "lockworker fetcher": processes})
+    return Counter({"lockworker heartbeat": 1, "lockworker feeder": processes})
 
 
 @pytest.mark.parametrize("processes", [1, 3])

@@ -263,7 +263,7 @@ inline list_in_flight(me) {
     listed[me] = true
 }
 
-/* store/settle.py: GIVE_BACK `task.worker = %s AND task.id <> ALL (%s::bigint[])`; worker/child/fetcher.py: compare_if_due `older_than=limit` */
+/* store/settle.py: GIVE_BACK `task.worker = %s AND task.id <> ALL (%s::bigint[])`; worker/child/feeder.py: _compare_if_due `older_than=limit` */
 inline give_back(me) {
     listed[me] && does[me] != DEAD;
     listed[me] = false;
@@ -278,7 +278,7 @@ inline give_back(me) {
 }
 
 /* environment: HEARTBEAT_LIMIT passes after a claim. By then an answer has come or the session is given up
-   (worker/service.py: end_late), and the fetcher is not between its list and its statement. */
+   (worker/service.py: end_late), and the feeder is not between its list and its statement. */
 inline grow_old() {
     status == RUNNING && !old && does[worker] != CLAIMED && !listed[worker];
     old = true

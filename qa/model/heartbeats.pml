@@ -92,7 +92,7 @@ inline beat(me) {
     has_beaten[me] = true
 }
 
-/* store/claim.py: claim_statement; worker/child/child.py: _note_beat `self.fetcher.start()` */
+/* store/claim.py: claim_statement; worker/child/child.py: _note_beat `self.feeder.start()` */
 inline claim(me) {
     reaches(me) && child[me] == RUNS && !owns[me] && has_begun[me];
     owns[me] = true

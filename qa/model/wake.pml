@@ -52,7 +52,7 @@ session: if a parent has no session, and its workers get busy, the search of the
 byte ready = 0;
 
 byte does[WORKERS];
-/* fetcher_wakeup, and what the worker knows: that it has asked for news, and that its row has lost this. */
+/* feeder_wakeup, and what the worker knows: that it has asked for news, and that its row has lost this. */
 bool news[WORKERS];
 bool has_asked[WORKERS];
 bool is_forgotten[WORKERS];
@@ -85,7 +85,7 @@ bool before[4];
 #define all_have_forgotten(worker) !was_before(0, worker)
 #endif
 
-/* worker/child/fetcher.py: run_once `fetcher_wakeup.clear()`, _leaves_tasks_to_others `self.sleep.note_all_claimed()`;
+/* worker/child/feeder.py: run_once `feeder_wakeup.clear()`, _wake_others_if `self._heard = self._heard, {}`;
    store/claim.py: claim_statement */
 inline look(me) {
     does[me] == LOOKS && !is_full[me];
@@ -102,7 +102,7 @@ inline look(me) {
     fi
 }
 
-/* worker/child/fetcher.py: _end_sleep_when_busy. After some uninterrupted work the worker asks for news no longer. */
+/* worker/child/feeder.py: _begin `self._ask_for_no_more()`. After some uninterrupted work the worker asks for news no longer. */
 inline end_sleep_when_busy(me) {
     does[me] == TOOK;
     if
@@ -121,7 +121,7 @@ inline fill(me) {
     is_full[me] = true
 }
 
-/* worker/child/fetcher.py: _wake_others_without_capacity `self.sleep.wake_others()`; store/wake.py: wake_others, WAKE_EXCEPT */
+/* worker/child/feeder.py: _leave_to_others `self._ask_for_no_more()`; store/wake.py: wake_others, WAKE_EXCEPT */
 inline pass_on(me) {
     does[me] == LOOKS && is_full[me] && unclaimed[me];
     unclaimed[me] = false;
@@ -133,7 +133,7 @@ inline pass_on(me) {
     fi
 }
 
-/* worker/child/fetcher.py: _sleep `self.sleep.since is None`; store/wake.py: write_sleep_flag */
+/* worker/child/feeder.py: _sleep `not self.asks`; store/wake.py: write_sleep_flag */
 inline ask_for_news(me) {
     does[me] == FOUND_NOTHING && !has_asked[me];
     is_sleeping[me] = row[me];
@@ -145,7 +145,7 @@ inline ask_for_news(me) {
     does[me] = ASKING
 }
 
-/* worker/child/sleep.py: begin `self.since = time.monotonic()` */
+/* worker/child/feeder.py: _ask `self.asked_at = time.monotonic()` */
 inline look_again(me) {
     does[me] == ASKING;
     has_asked[me] = true;
@@ -154,27 +154,27 @@ inline look_again(me) {
     does[me] = (LOOK_FIRST -> SLEEPS : LOOKS)
 }
 
-/* worker/child/fetcher.py: _sleep `self._polled_at < self._second_poll_at` */
+/* worker/child/feeder.py: _sleep `self._polled_at < self._notified_from` */
 inline pause(me) {
     does[me] == FOUND_NOTHING && has_asked[me];
     news[me] = (CLEAR_LATE -> false : news[me]);
     does[me] = (has_rested[me] || NO_SECOND_LOOK -> SLEEPS : PAUSES)
 }
 
-/* worker/child/fetcher.py: _pause, _wait `self.in_flight.fetcher_wakeup.wait(seconds)`, _second_poll_at */
+/* worker/child/feeder.py: _wait `self.in_flight.feeder_wakeup.wait(seconds)`, _notified_from */
 inline end_pause(me) {
     does[me] == PAUSES && (news[me] || all_have_forgotten(me));
     has_rested[me] = has_rested[me] || all_have_forgotten(me);
     does[me] = LOOKS
 }
 
-/* worker/child/fetcher.py: _pause; worker/child/sleep.py: note_ready */
+/* worker/child/feeder.py: _wait; worker/child/in_flight.py: notify_feeder */
 inline wake_up(me) {
     does[me] == SLEEPS && news[me];
     does[me] = LOOKS
 }
 
-/* worker/parent/crew.py: _on_wake; worker/child/sleep.py: note_ready */
+/* worker/parent/crew.py: _on_wake; worker/child/feeder.py: note_ready */
 inline hear(me) {
     note[me];
     note[me] = false;
@@ -190,7 +190,7 @@ inline lose_listener(me) {
     note[me] = false
 }
 
-/* worker/parent/heartbeat.py: _begin `self.on_missed()`; worker/child/child.py: _obey `self.sleep.note_missed()` */
+/* worker/parent/heartbeat.py: _begin `self.on_missed()`; worker/child/child.py: _obey `self.in_flight.notify_feeder()` */
 inline listen_again(me) {
     !listens[me];
     listens[me] = true;
@@ -205,7 +205,7 @@ inline remove_row(me) {
     is_sleeping[me] = false
 }
 
-/* store/liveness.py: BEAT `worker.is_sleeping`; worker/child/child.py: _note_beat `self.sleep.note_flag_unset()` */
+/* store/liveness.py: BEAT `worker.is_sleeping`; worker/child/child.py: _note_beat `self.feeder.note_flag_unset()` */
 inline beat(me) {
     if
     :: !row[me]
@@ -272,8 +272,8 @@ inline expire(me) {
     was_before(me, 1) = false
 }
 
-proctype Fetcher(byte me) {
-    end_fetcher: do
+proctype Feeder(byte me) {
+    end_feeder: do
     :: atomic { look(me) }
     :: atomic { end_sleep_when_busy(me) }
     :: atomic { ask_for_news(me) }
@@ -323,7 +323,7 @@ init {
         byte each;
         /* The search tries the last one first: a run of a history is found soonest if time stands still. */
         for (each : 0 .. PRODUCERS - 1) { run Time(each) }
-        for (EACH) { run Heartbeat(each); run Listener(each); run Fetcher(each) }
+        for (EACH) { run Heartbeat(each); run Listener(each); run Feeder(each) }
         for (each : 0 .. PRODUCERS - 1) { run Producer(each) }
         each = 0
     }

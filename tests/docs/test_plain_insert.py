@@ -44,7 +44,7 @@ def numbers():
 
 def test_a_plainly_inserted_task_runs(other_program, worker, eventually):
     running = worker()
-    eventually(lambda: running.sleep.since)
+    eventually(lambda: running.feeder.asks)
     other_program(AT_ONCE)
     eventually(lambda: numbers() == [1])
     other_program(OTHERS)

@@ -1,4 +1,4 @@
-"""A worker process and its table, on a schedule: the real fetcher, settler, executor and ``InFlight``.
+"""A worker process and its table, on a schedule: the real feeder, settler, executor and ``InFlight``.
 
 The statements of ``store/`` are replaced: the alias of the database is a ``Table`` of Python objects, which answers
 after some milliseconds.
@@ -14,31 +14,20 @@ from uuid import uuid4
 
 from django_pglock.store.outcome import SUCCEEDED, GivenBack
 from django_pglock.store.wake import NEGATIVE_TTL
-from django_pglock.worker.child import (
-    capacity,
-    claimer,
-    exclusive_run,
-    executor,
-    fetcher,
-    in_flight,
-    queue_cursor,
-    settler,
-    sleep,
-)
-from django_pglock.worker.child.claimer import ASYNC, EMPTY_PAUSE, SYNC
+from django_pglock.worker.child import claimer, exclusive_run, executor, feeder, in_flight, settler
+from django_pglock.worker.child.claimer import ASYNC, SYNC
 from django_pglock.worker.child.executor import Executor
-from django_pglock.worker.child.fetcher import Fetcher
+from django_pglock.worker.child.feeder import EMPTY_PAUSE, Feeder
 from django_pglock.worker.child.in_flight import EndedClaim, InFlight
 from django_pglock.worker.child.settler import Settler
-from django_pglock.worker.child.sleep import Sleep
 from django_pglock.worker.queues import Queues
 from tests.property.interleaving import Event, Lock, Queue, Schedule
 from tests.property.table import Call, Shape, Table
 
 #: The modules whose lines are interleaved.
-MODULES = (capacity, claimer, exclusive_run, executor, fetcher, in_flight, queue_cursor, settler, sleep)
+MODULES = (claimer, exclusive_run, executor, feeder, in_flight, settler)
 MAX_RESCUES = 3
-#: The largest number of seconds for which a claim may wait in the process. The fetcher checks it after 0.2 s.
+#: The largest number of seconds for which a claim may wait in the process. The feeder checks it after 0.2 s.
 LONGEST_WAIT_HERE = 1.0
 
 
@@ -53,10 +42,10 @@ class SimulatedProcess:
         self.queues = Queues(shape.queues)
         self.was_stale = False
         self.coroutines: list[tuple[float, Call]] = []
-        self.fetcher = FetcherHere(self)
+        self.feeder = FeederHere(self)
         self.settler, self.executor = SettlerHere(self), ExecutorHere(self)
-        self.table.notify = self.fetcher.sleep.note_ready
-        self.schedule.add("fetcher", self.fetch)
+        self.table.notify = self.feeder.note_ready
+        self.schedule.add("feeder", self.fetch)
         self.schedule.add("settler", self.settle)
         for number, slot in enumerate(self.in_flight.threads.slots):
             self.schedule.add(f"thread {number}", lambda slot=slot: self.executor._work(slot))
@@ -70,7 +59,7 @@ class SimulatedProcess:
 
     def make_in_flight(self, threads: int) -> InFlight:
         made = InFlight(threads)
-        made.fetcher_wakeup = Event(self.schedule, "fetcher_wakeup")
+        made.feeder_wakeup = Event(self.schedule, "feeder_wakeup")
         made.outbox = Queue(self.schedule, "outbox")
         made.threads.inbox = Queue(self.schedule, "inbox")
         made.coroutines.inbox = Queue(self.schedule, "coroutines")
@@ -86,7 +75,7 @@ class SimulatedProcess:
 
     def fetch(self) -> None:
         while True:
-            self.fetcher.run_once()
+            self.feeder.run_once()
 
     def settle(self) -> None:
         while True:
@@ -129,21 +118,24 @@ class SimulatedProcess:
     def check(self) -> None:
         """Called whenever nobody can run: then no free thread or slot may wait beside a task that nobody looks for."""
         places = self.schedule.places()
-        if places["fetcher"] != "fetcher_wakeup" or self.was_stale or self.fetcher._exclusive_run._suspect is not None:
+        if places["feeder"] != "feeder_wakeup" or self.was_stale or self.feeder._exclusive_run._suspect is not None:
             return
         if self.in_flight._is_held_back and places["settler"] != "outbox":
-            # Too many outcomes wait for the database. When it has written the next ones, the settler wakes the fetcher.
+            # Too many outcomes wait for the database. When it has written the next ones, the settler wakes the feeder.
             return
         slots_in_use = len(self.coroutines) + self.in_flight.coroutines.inbox.qsize()
         assert self.in_flight.coroutines.running == slots_in_use + (places["async starter"] != "coroutines")
-        # A claim for the loop alone is postponed for a while, so that it does not keep threads waiting, but no longer.
-        is_put_off = 0 < self.fetcher.claimer.pauses.next_in(ASYNC) >= self.schedule.sleeps_for("fetcher") - 1e-6
-        has_free_slot = self.in_flight.coroutines.free_capacity() > 0 and not is_put_off
+        has_free_slot = self.in_flight.coroutines.free_capacity() > 0
         claimable = [call for call in self.table.claimable() if call.id not in self.table.unanswered]
         beside = [call for call in claimable if not self.is_looked_for_soon(call)]
         for kind, is_free in ((SYNC, "inbox" in places.values()), (ASYNC, has_free_slot)):
-            alike = [call for call in beside if call.task_path == kind]
+            # A claim for one kind alone is postponed for a while after the one before it, but no longer.
+            is_postponed = 0 < self.feeder._paused_until[kind] - self.schedule.now >= self.sleeps_for() - 1e-6
+            alike = [call for call in beside if call.task_path == kind and not is_postponed]
             assert not (is_free and alike), f"{len(alike)} {kind} tasks are ready, threads or slots are free: {places}"
+
+    def sleeps_for(self) -> float:
+        return self.schedule.sleeps_for("feeder")
 
     def is_looked_for_soon(self, call: Call) -> bool:
         """Return whether the worker was not notified of this task, but will poll in a moment.
@@ -151,31 +143,30 @@ class SimulatedProcess:
         A worker that does not listen asks for no notifications: it finds what others have made ready by its next poll.
         """
         if not self.shape.is_listening:
-            return call.id in self.table.silent and self.schedule.sleeps_for("fetcher") < math.inf
-        since = self.fetcher.sleep.since
-        is_in_a_moment = self.schedule.sleeps_for("fetcher") <= max(EMPTY_PAUSE, NEGATIVE_TTL * 1.2) + 1e-6
-        is_awake = since is None or self.schedule.now - since <= NEGATIVE_TTL * 1.2 + 1e-6
+            return call.id in self.table.silent and self.sleeps_for() < math.inf
+        since = self.feeder.asked_at
+        is_in_a_moment = self.sleeps_for() <= max(EMPTY_PAUSE, NEGATIVE_TTL * 1.2) + 1e-6
+        is_awake = self.schedule.now - since <= NEGATIVE_TTL * 1.2 + 1e-6
         return call.id in self.table.silent and is_awake and is_in_a_moment
 
 
-class FetcherHere(Fetcher):
+class FeederHere(Feeder):
     def __init__(self, process: SimulatedProcess) -> None:
         awake: Any = SimpleNamespace(is_alive=process.check_heartbeat, is_notified=lambda: process.shape.is_listening)
         rows: Any = process.table
-        waits = Sleep(process.in_flight, rows, uuid4(), process.queues)
-        super().__init__(process.in_flight, rows, uuid4(), process.queues, sleep=waits, heartbeat=awake)
-        self.comparison = SimpleNamespace(compare_if_due=lambda: None, is_due=False)
-        self._discovery = SimpleNamespace(
-            is_due=False, next_in=math.inf, has_unknown=False, check=lambda **urgency: False
-        )
-        now = process.schedule.time.monotonic
-        self.claimer.pauses._clock = self.claimer._ready._clock = now
+        super().__init__(process.in_flight, rows, uuid4(), process.queues, heartbeat=awake)
+        self._discovery = SimpleNamespace(is_due=lambda after: False, has_unknown=False)
+        self.claimer._clock = process.schedule.time.monotonic
+
+    def _has_uncertain_claims(self) -> bool:
+        """Its table answers."""
+        return False
 
 
 class SettlerHere(Settler):
     def __init__(self, process: SimulatedProcess) -> None:
         progress: Any = SimpleNamespace(write=lambda claims: (list(claims), [])[1])
-        ready = process.fetcher.sleep.note_ready
+        ready = process.feeder.note_ready
         super().__init__(process.in_flight, process.table, None, progress=progress, ready=ready, scheduled=lambda: None)
         self.history = SimpleNamespace(count=lambda batch: None, due_in=lambda: None)
         self.stopping = Event(process.schedule, "lingers")
@@ -222,30 +213,26 @@ def replacements(process: SimulatedProcess) -> list[tuple[Any, str, Any]]:
         count=lambda: 2, known_paths=lambda: [ASYNC, SYNC], is_async=lambda path: path == ASYNC, has_fair=lambda: False
     )
 
-    def cursors(*args: Any, **options: Any) -> Any:
-        return queue_cursor.QueueCursors(*args, **options, clock=process.schedule.time.monotonic)
-
     return [
         # Few slots, so that they are all taken.
-        (capacity, "MOST_ASYNC", 3),
+        (in_flight, "MOST_ASYNC", 3),
         (in_flight, "MOST_UNSETTLED", most_unsettled),
         (settler, "LARGEST_BATCH", max(1, most_unsettled // 2)),
         (in_flight, "registry", known),
         (claimer, "registry", known),
-        (claimer, "QueueCursors", cursors),
-        (fetcher, "random", process.table.random),
-        (fetcher, "keeps_plans", lambda table: True),
+        (feeder, "random", process.table.random),
+        (feeder, "keeps_plans", lambda table: True),
         (exclusive_run, "get_settings", lambda: SimpleNamespace(MAX_RESCUES=MAX_RESCUES)),
-        (queue_cursor, "claim_statement", lambda table, **options: table.claim_statement(**options)),
-        (queue_cursor, "claims_of", lambda rows, worker: rows),
-        (queue_cursor, "claim_fair", lambda table, **options: ([], "")),
-        (queue_cursor, "ready_queues", Table.ready_queues),
+        (claimer, "claim_statement", lambda table, **options: table.claim_statement(**options)),
+        (claimer, "claims_of", lambda rows, worker: rows),
+        (claimer, "claim_fair", lambda table, **options: ([], "")),
+        (claimer, "ready_queues", Table.ready_queues),
         (
-            sleep,
+            feeder,
             "write_sleep_flag",
             lambda table, worker, *, is_sleeping: table.write_sleep_flag(is_sleeping=is_sleeping),
         ),
-        (sleep, "wake_others", lambda table, queues, worker, *, hops: table.wait()),
+        (feeder, "wake_others", lambda table, queues, worker, *, hops: table.wait()),
         (settler, "settle", lambda table, outcomes, worker: table.settle(outcomes)),
         (settler, "settle_unobserved", Table.settle_unobserved),
         (settler, "release", lambda table, ids: list(ids)[:0]),

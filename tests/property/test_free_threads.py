@@ -1,6 +1,6 @@
 """No thread of a worker waits beside a task that it could run for longer than a claim takes, whatever comes between.
 
-The real fetcher, settler, executor and ``InFlight`` (``simulated_process.py``): a claim and a settle take milliseconds,
+The real feeder, settler, executor and ``InFlight`` (``simulated_process.py``): a claim and a settle take milliseconds,
 and between any two lines anything may happen that the other threads can do.
 """
 

@@ -18,7 +18,7 @@ from django.db.models.functions import Now
 
 from django_pglock import TaskContext, task
 from django_pglock.errors import TaskStopped
-from django_pglock.worker.child import capacity
+from django_pglock.worker.child import in_flight
 from tests.sample.models import Run
 
 #: Seconds for which a function tries to write that it ends. Until it has, it has not ended.
@@ -27,7 +27,7 @@ LAST_WORD = 60.0
 TIMEOUT = float(os.environ.get("CHAOS_TIMEOUT", "0")) or None
 # How many tasks a worker under test claims at once, where many would hide what one claim costs.
 if _claim := os.environ.get("CHAOS_CLAIM"):
-    capacity.MOST_PREFETCHED = int(_claim)
+    in_flight.MOST_PREFETCHED = int(_claim)
 
 
 def identity(context: TaskContext) -> dict[str, Any]:

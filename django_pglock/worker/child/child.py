@@ -1,6 +1,6 @@
 """A child: the process that runs tasks. Its main thread hears the parent, stops functions, and ends the process.
 
-Its other threads are the fetcher, which claims, the settler, which writes outcomes, and those that run tasks. It beats
+Its other threads are the feeder, which claims, the settler, which writes outcomes, and those that run tasks. It beats
 and listens for nothing itself: the parent does. If the parent ends, so does the child, at once.
 """
 
@@ -28,11 +28,10 @@ from django_pglock.worker.channel import Channel
 from django_pglock.worker.child.attempt import Attempt
 from django_pglock.worker.child.drain import Drain
 from django_pglock.worker.child.executor import Executor
-from django_pglock.worker.child.fetcher import Fetcher, ParentsHeartbeat
-from django_pglock.worker.child.in_flight import InFlight, Limits, Progress
+from django_pglock.worker.child.feeder import Feeder, ParentsHeartbeat
+from django_pglock.worker.child.in_flight import InFlight, Progress
 from django_pglock.worker.child.runners import TaskThread, Watchdog, close_sessions_of_ended_threads
 from django_pglock.worker.child.settler import Settler
-from django_pglock.worker.child.sleep import Sleep
 from django_pglock.worker.loop import READ, Loop, Timer
 from django_pglock.worker.queues import Queues
 from django_pglock.worker.service import Service
@@ -45,8 +44,8 @@ LAST_WRITES = 10.0
 LEAST_GRACE_PERIOD = 1.0
 #: Seconds between two checks of the limits and of the parts, and between two while the process ends.
 CHECK_INTERVAL, ENDING_INTERVAL = 1.0, 0.005
-#: Seconds for which the main thread waits after it has woken the fetcher. Python runs one thread at a time. Without the
-#: wait, the fetcher would claim only after the main thread has prepared its next wait.
+#: Seconds for which the main thread waits after it has woken the feeder. Python runs one thread at a time. Without the
+#: wait, the feeder would claim only after the main thread has prepared its next wait.
 PAUSE_AFTER_WAKEUP = 0.00005
 #: Seconds after which a task that this process has abandoned runs elsewhere. By then the process has ended.
 HANDOVER_DELAY = 3.0
@@ -85,7 +84,6 @@ class Child:
         self.grace = float(options["grace"])
         self.loop = Loop()
         self.in_flight = InFlight(options["threads"], most=options["max_tasks"])
-        self.limits = Limits(self.in_flight, max_memory=options["max_memory"])
         self.heartbeat = ParentsHeartbeat()
         self.watchdog = Watchdog(
             grace_period=max(self.grace, LEAST_GRACE_PERIOD),
@@ -97,25 +95,23 @@ class Child:
         self.drain_state = None
         if options["drain"]:
             self.drain_state = Drain(using, self.queues, self.id, end=self.stop, backend=backend)
-        self.sleep = Sleep(self.in_flight, using, self.id, self.queues)
+        self.feeder = Feeder(
+            self.in_flight,
+            using,
+            self.id,
+            self.queues,
+            heartbeat=self.heartbeat,
+            backend=backend,
+            drain=self.drain_state,
+            on_task_limit=lambda: self.channel.send(replace="it has run its maximum number of tasks"),
+        )
         self.settler = Settler(
             self.in_flight,
             using,
             self.id,
             progress=Progress(self.in_flight, using),
-            ready=self.sleep.note_ready,
+            ready=self.feeder.note_ready,
             scheduled=lambda: self.channel.send(scheduled=True),
-        )
-        self.fetcher = Fetcher(
-            self.in_flight,
-            using,
-            self.id,
-            self.queues,
-            sleep=self.sleep,
-            heartbeat=self.heartbeat,
-            backend=backend,
-            drain=self.drain_state,
-            on_task_limit=lambda: self.channel.send(replace="it has run its maximum number of tasks"),
         )
         #: What each part was doing at the last check, and for how many checks in a row.
         self._stages: dict[Any, tuple[Any, int]] = {}
@@ -129,7 +125,7 @@ class Child:
     @property
     def services(self) -> list[Service]:
         """The parts with a thread and a database session of their own."""
-        return [self.fetcher, self.settler]
+        return [self.feeder, self.settler]
 
     def run(self) -> int:
         """Run until the parent ends this child, or until it has to be replaced. Return the exit code."""
@@ -168,10 +164,10 @@ class Child:
             case "cut":
                 self.heartbeat.is_connected = self.heartbeat.is_listening = False
             case "wake":
-                self.sleep.note_ready(*value)
+                self.feeder.note_ready(*value)
                 time.sleep(PAUSE_AFTER_WAKEUP)
             case "poll":
-                self.sleep.note_missed()
+                self.in_flight.notify_feeder()
             case "cancel":
                 self.executor.cancel([(task, attempt) for task, attempt in value])
             case "stack":
@@ -188,11 +184,11 @@ class Child:
         heartbeat.beat_at, heartbeat.is_connected, heartbeat.is_listening = beat_at, True, is_listening
         if not self._is_started:
             self._is_started = True
-            self.fetcher.start()
+            self.feeder.start()
         elif not was_alive:
-            self.in_flight.notify_fetcher()
+            self.in_flight.notify_feeder()
         if not is_sleeping:
-            self.sleep.note_flag_unset()
+            self.feeder.note_flag_unset()
 
     # Checks
 
@@ -217,7 +213,7 @@ class Child:
         self._tell_new_functions()
         close_sessions_of_ended_threads()
         self.channel.send(report=self.report())
-        if not self.is_stopping and (reason := self.limits.reached()):
+        if not self.is_stopping and (reason := self.in_flight.limit_reached(self.options["max_memory"])):
             self.channel.send(replace=reason)
             self.stop()
 
@@ -276,7 +272,7 @@ class Child:
             return "The worker is stopping."
         if not self.heartbeat.is_alive():
             return f"The last heartbeat was written more than {silent_after():.0f} s ago."
-        return None if self.fetcher.is_claiming else "The fetcher claims no tasks at the moment."
+        return None if self.feeder.is_claiming else "The feeder claims no tasks at the moment."
 
     # The end
 
@@ -304,8 +300,8 @@ class Child:
 
     def _steps_to_end(self) -> Iterator[None]:
         """End one part after the other. Each ``yield`` is a short pause, in which the loop hears the parent."""
-        self.fetcher.stop()
-        yield from self._until(lambda: self.fetcher.wait(0.0), LAST_WRITES)
+        self.feeder.stop()
+        yield from self._until(lambda: self.feeder.wait(0.0), LAST_WRITES)
         self.in_flight.give_back_waiting()
         self.executor.stop()
         yield from self._until(self._may_end, 1.0)

@@ -1,220 +1,268 @@
-"""The claims of one poll: for which kinds of functions, from which queues, and how many tasks."""
+"""Claims tasks from queues, with a cursor for each queue: the position in the index where the last claim ended.
+
+While another transaction is open, the index entries of finished tasks cannot be removed, and each claim from the start
+of the index would read all of them. So a claim begins behind the position where the last one ended. For the same reason
+the names of the queues with ready tasks are cached. A cursor and the names are used for a time in proportion to what it
+takes to do without them, a second at most.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 from django.db import Error as DatabaseFailure
 
+from django_pglock.store.claim import ClaimStatement, claim_fair, claim_statement, claims_of
 from django_pglock.store.rate import note_starts
+from django_pglock.store.ready import ready_queues
 from django_pglock.tasks import registry
-from django_pglock.worker.child.in_flight import InFlight
-from django_pglock.worker.child.queue_cursor import QueueCursors, ReadyQueues
 from django_pglock.worker.queues import Queues
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
 
-# Claims of one kind of functions, sync or async, while only this kind has capacity.
-#
-# The index of ready tasks has queues and priorities, but not functions. So a claim for one kind reads and skips all
-# tasks of the other kind that come first. For threads such a claim is not postponed, because idle threads are worse.
-# For the event loop there is a pause after each claim, so that these claims do not delay the threads for long.
-
-
-#: The functions that a claim is for: those that need a thread, those that need a slot of the event loop, or all.
-FunctionKind = Literal["sync", "async", "both"]
+#: The functions that a claim is for: those that need a thread, those that need a slot of the event loop, or all that
+#: the process knows.
+FunctionKind = Literal["sync", "async", "all"]
 SYNC: FunctionKind = "sync"
 ASYNC: FunctionKind = "async"
-BOTH: FunctionKind = "both"
+ALL: FunctionKind = "all"
 
-#: Seconds from a claim for one kind that found nothing to the next one, unless new tasks may be ready.
-EMPTY_PAUSE = 0.05
-#: The pause after a claim for only async functions, as a multiple of the time that the claim took. The first factor is
-#: used if tasks were found. Otherwise the second, because the claim has read the whole backlog of sync functions. The
-#: third number is the longest pause in seconds.
-ASYNC_PAUSE_FACTOR, EMPTY_PAUSE_FACTOR, LONGEST_ASYNC_PAUSE = 4, 50, 30.0
-
-
-class KindPauses:
-    """The pauses between claims for only one kind of functions."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._empty_until: dict[FunctionKind, float] = {}
-        self._async_until = 0.0
-
-    def note(self, kind: FunctionKind, *, took: float, found: int) -> None:
-        """Note a claim for this kind: the seconds that it took, and the number of tasks that it found."""
-        # A poll may claim twice: first from the queues that had ready tasks before, and then from the others.
-        self._empty_until[kind] = self._clock() + (0 if found else EMPTY_PAUSE)
-        if kind == ASYNC:
-            pause = (ASYNC_PAUSE_FACTOR if found else EMPTY_PAUSE_FACTOR) * took
-            self._async_until = self._clock() + max(ASYNC_PAUSE_FACTOR * took, min(LONGEST_ASYNC_PAUSE, pause))
-
-    def note_new_tasks(self) -> None:
-        """Note that tasks may be ready now of a kind for which the last claim found nothing."""
-        self._empty_until.clear()
-
-    def next_in(self, kind: FunctionKind) -> float:
-        """Return the seconds until the next claim for this kind; 0: now."""
-        until = max(self._empty_until.get(kind, 0.0), self._async_until if kind == ASYNC else 0.0)
-        return max(0.0, until - self._clock())
-
-
+#: The longest lifetime of a cursor and of the names of queues in seconds. After that, a claim from the start of the
+#: index finds tasks with a higher priority, and tasks that were committed late.
+LONGEST_LIFETIME = 1.0
+#: The lifetime as a multiple of the time that it took to claim from the start, or to find the queues.
+LIFETIME_FACTOR = 20
+#: Seconds between two checks for tasks with ``fair=`` while only other tasks come: if no function that this worker
+#: knows has ``fair=``, and if one has it.
+FAIR_CHECK_INTERVAL, KNOWN_FAIR_CHECK_INTERVAL = 1.0, 0.1
+#: The number of queues up to which all cursors are kept.
+FEW_QUEUES = 100
 #: Seconds after which a claim from many queues ends, and what it has got begins. The next one continues.
 LONGEST_CLAIM = 0.05
 
 
 class Claimer:
-    """Claims tasks of the served queues, up to the free capacity, for sync and async functions together if possible.
-
-    ``backend`` is the alias of the one backend to serve; None: all backends.
-    """
+    """Claims tasks of the served queues. ``backend`` is the alias of the one backend to serve; None: all backends."""
 
     def __init__(
-        self, in_flight: InFlight, using: str, worker: UUID, queues: Queues, *, backend: str | None = None
+        self,
+        using: str,
+        worker: UUID,
+        queues: Queues,
+        *,
+        backend: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.in_flight = in_flight
         self.using = using
         self.worker = worker
         self.queues = queues
         self.backend = backend
-        self.pauses = KindPauses()
-        #: The kinds of functions that have capacity, and whose pause between two polls is not over.
-        self.paused_kinds: list[FunctionKind] = []
+        #: Whether the last claim got all that it asked for, or has left out queues because the others took long.
+        self.has_more = False
         #: Whether any queue had ready tasks at the last claim.
         self.was_ready = False
-        #: Whether the last claim got at least as many tasks as the smallest of its capacities. Then more tasks may be
-        #: ready.
-        self.was_full = False
-        #: Whether the last claim has left out queues, because the others took long.
-        self.has_left_queues = False
-        self._ready = ReadyQueues(using)
-        # The number of functions for which the cursors were made. Functions are only added, so another number means new
-        # functions.
+        self._clock = clock
+        # The queues that had ready tasks when they were last read, and until when this is used.
+        self._ready: list[str] = []
+        self._ready_until = 0.0
+        # The number of functions for which the cursors were made. Functions are only added.
         self._known = -1
-        self._kinds_known: list[FunctionKind] = []
+        self._kinds: list[FunctionKind] = []
         self._cursors: dict[FunctionKind, QueueCursors] = {}
 
-    def free_capacities(self) -> list[tuple[FunctionKind, int]]:
-        """Return the kinds of functions to claim now, and how many tasks of each."""
-        left = self.in_flight.claims_left
-        capacity_of = {SYNC: self.in_flight.threads.free_capacity, ASYNC: self.in_flight.coroutines.free_capacity}
-        capacities = [(kind, capacity_of[kind]()) for kind in self._kinds()]
-        if left is not None:
-            capacities = [(kind, min(left, capacity)) for kind, capacity in capacities]
-        self.paused_kinds = []
-        if len(capacities) == 1:
-            return [(kind, capacity) for kind, capacity in capacities if capacity]
-        smaller = min(capacity for _, capacity in capacities)
-        if smaller and not (self.was_full and left is None):
-            # One statement for both kinds. If the capacity is enough for all ready tasks, no second statement is
-            # needed.
-            return [(BOTH, smaller)]
-        self.paused_kinds = [kind for kind, capacity in capacities if capacity and self.pauses.next_in(kind) > 0]
-        return [(kind, capacity) for kind, capacity in capacities if capacity and kind not in self.paused_kinds]
+    @property
+    def kinds(self) -> Sequence[FunctionKind]:
+        """The kinds of the functions that are known by now: sync, async, or both."""
+        self._note_functions()
+        return self._kinds
 
-    def leaves_out_a_kind(self, capacities: list[tuple[FunctionKind, int]]) -> bool:
-        """Return whether a claim for these capacities would leave out one of two kinds that the process knows."""
-        return len(capacities) == 1 and capacities[0][0] != BOTH and len(self._kinds()) > 1
+    def _note_functions(self) -> None:
+        if registry.count() != self._known:
+            known = registry.known_paths()
+            is_fair = registry.has_fair()
+            paths: dict[FunctionKind, list[str]] = {
+                SYNC: [path for path in known if not registry.is_async(path)],
+                ASYNC: [path for path in known if registry.is_async(path)],
+                ALL: known,
+            }
+            self._known = len(known)
+            self._kinds = [kind for kind in (SYNC, ASYNC) if paths[kind]] or [SYNC]
+            self._cursors = {
+                kind: QueueCursors(self.using, self.worker, paths[kind], is_fair, self.backend, self._clock)
+                for kind in paths
+            }
 
-    def claim(self, capacities: list[tuple[FunctionKind, int]], *, notified: Collection[str] = ()) -> list[Claim]:
-        """Claim up to these capacities. ``notified``: the queues that notifications have named; empty: find them."""
-        self.has_left_queues = False
-        ready = self._ready_queues(notified)
-        claims = self._claim_each(capacities, ready)
-        if not claims and self._ready.is_from_memory:
-            self._ready.clear()
-            now_ready = self._ready_queues()
+    def claim(self, kind: FunctionKind, limit: int, *, notified: Collection[str] = ()) -> list[Claim]:
+        """Claim up to ``limit`` tasks. ``notified``: the queues that notifications have named; empty: find them."""
+        self._note_functions()
+        is_cached = not notified and self._clock() < self._ready_until
+        ready = list(notified) if notified else self._ready if is_cached else self._find_ready()
+        self.has_more, self.was_ready = False, bool(ready)
+        claims = self._claim_from(ready, kind, limit)
+        if not claims and is_cached:
+            found = self._find_ready()
+            self.was_ready = bool(found)
             # Only the other queues: a claim that found nothing may have read a whole backlog of another kind of
             # functions.
-            claims = self._claim_each(capacities, [queue for queue in now_ready if queue not in ready])
-            self.was_ready = bool(now_ready)
-        self.was_full = len(claims) >= min(capacity for _, capacity in capacities)
-        if len(claims) < sum(capacity for _, capacity in capacities) and not self.has_left_queues:
-            self._ready.clear()
+            claims = self._claim_from([queue for queue in found if queue not in ready], kind, limit)
+        self.has_more = self.has_more or len(claims) >= limit
+        if not self.has_more:
+            self._ready_until = 0.0
         # After an error the claims are there nevertheless, and must begin.
         with suppress(DatabaseFailure):
             note_starts(self.using, claims)
         return claims
 
-    def note_new_functions(self) -> None:
-        """Note that the process knows more functions now, so tasks that it left out before may be claimed."""
-        self._ready.clear()
-        self.pauses.note_new_tasks()
+    def _find_ready(self) -> list[str]:
+        began = self._clock()
+        self._ready = ready_queues(self.using)
+        self._ready_until = lifetime_end(self._clock(), began)
+        return self._ready
 
-    def _claim_each(self, capacities: list[tuple[FunctionKind, int]], ready: list[str]) -> list[Claim]:
-        claims: list[Claim] = []
-        self.was_ready = bool(ready)
-        for kind, capacity in capacities:
-            began = time.monotonic()
-            queues = self._poll_order(ready, kind)
-            is_only_kind = kind == BOTH or len(self._kinds()) == 1
-            of_kind = self._claim_from(queues, self._cursors[kind], capacity, is_only_kind=is_only_kind)
-            claims += of_kind
-            if kind != BOTH:
-                self.pauses.note(kind, took=time.monotonic() - began, found=len(of_kind))
-        return claims
-
-    def _claim_from(
-        self, queues: list[str], cursors: QueueCursors, capacity: int, *, is_only_kind: bool
-    ) -> list[Claim]:
+    def _claim_from(self, ready: Sequence[str], kind: FunctionKind, limit: int) -> list[Claim]:
         """Claim from one queue after the other. What was claimed begins soon, however many queues are ready."""
         claims: list[Claim] = []
-        emptied = set()
-        cursors.drop_others(queues)
-        until = time.monotonic() + LONGEST_CLAIM
-        for queue in queues:
-            wanted = capacity - len(claims)
-            found = cursors.of(queue).claim(wanted)
+        emptied: set[str] = set()
+        until = self._clock() + LONGEST_CLAIM
+        for queue in self.queues.poll_order(ready, whose=ASYNC if kind == ASYNC else SYNC):
+            if len(claims) == limit or (claims and self._clock() > until):
+                self.has_more = True
+                break
+            wanted = limit - len(claims)
+            found = self._cursors[kind].of(queue).claim(wanted)
             claims += found
-            if is_only_kind and len(found) < wanted and not (found and cursors.is_fair):
+            if len(found) < wanted:
                 emptied.add(queue)
-            if len(found) == wanted:
-                break
-            if claims and time.monotonic() > until and queue != queues[-1]:
-                self.has_left_queues = True
-                break
-        self._ready.forget(emptied)
+        if emptied:
+            self._ready = [queue for queue in self._ready if queue not in emptied]
         return claims
 
-    def _ready_queues(self, notified: Collection[str] = ()) -> list[str]:
-        """Return the queues to read. Query the database only if no notification has named one."""
-        if notified:
-            return sorted(notified)
-        names = self._ready.names()
-        if not self._ready.is_from_memory:
-            for cursors in self._cursors.values():
-                cursors.note_ready(names)
-        return names
 
-    def _poll_order(self, ready: list[str], kind: FunctionKind) -> list[str]:
-        if len(ready) == 1 and self.queues.serves(ready[0]):
-            return ready
-        return self.queues.poll_order(ready, whose=ASYNC if kind == ASYNC else SYNC)
+@dataclass(eq=False)
+class QueueCursors:
+    """The cursors of one worker, by queue.
 
-    def _kinds(self) -> list[FunctionKind]:
-        """Return the kinds of the functions that are known by now. Make new cursors if functions were added."""
-        if registry.count() != self._known:
-            known = registry.known_paths()
-            paths: dict[FunctionKind, list[str]] = {
-                SYNC: [path for path in known if not registry.is_async(path)],
-                ASYNC: [path for path in known if registry.is_async(path)],
-                BOTH: known,
-            }
-            is_fair = registry.has_fair()
-            self._known = len(known)
-            self._cursors = {
-                kind: QueueCursors(
-                    self.using, worker=self.worker, paths=paths[kind], is_fair=is_fair, backend=self.backend
-                )
-                for kind in paths
-            }
-            # If no function is known, the claim itself finds nothing.
-            self._kinds_known = [kind for kind in (SYNC, ASYNC) if paths[kind]] or [SYNC]
-        return self._kinds_known
+    ``paths`` are the functions that the worker may claim. ``is_fair``: whether one of them has ``fair=``. ``backend``
+    is the alias of the backend that the worker serves (None: all).
+    """
+
+    using: str
+    worker: UUID
+    paths: Sequence[str]
+    is_fair: bool
+    backend: str | None = None
+    clock: Callable[[], float] = time.monotonic
+    queues: dict[str, QueueCursor] = field(default_factory=dict)
+
+    # One statement for all queues, with the name as a parameter, because there may be a hundred thousand queues. A
+    # statement is compiled at its first use, because many workers have functions of one kind only.
+    @cached_property
+    def first(self) -> ClaimStatement:
+        """The statement that claims from the start of a queue."""
+        return claim_statement(self.using, worker=self.worker, paths=self.paths, backend=self.backend)
+
+    @cached_property
+    def behind(self) -> ClaimStatement:
+        """The statement that claims behind the position where the last claim ended."""
+        return claim_statement(self.using, worker=self.worker, paths=self.paths, backend=self.backend, behind=True)
+
+    def fair(self, queue: str, after: str, limit: int) -> tuple[list[Claim], str]:
+        """Claim tasks with ``fair=`` behind the key ``after``. Return them, and the key behind which to continue."""
+        return claim_fair(
+            self.using,
+            worker=self.worker,
+            queue=queue,
+            paths=self.paths,
+            after=after,
+            limit=limit,
+            backend=self.backend,
+        )
+
+    def of(self, queue: str) -> QueueCursor:
+        """Return the cursor of one queue."""
+        if queue not in self.queues:
+            if len(self.queues) >= FEW_QUEUES:
+                self.queues.clear()
+            self.queues[queue] = QueueCursor(self, queue)
+        return self.queues[queue]
+
+
+class QueueCursor:
+    """Claims the tasks of one queue for one worker.
+
+    As long as there are tasks with ``fair=``, claims alternate between these and other tasks. While there are none,
+    each check for them would cost as much as a claim. So the check is done if there are no other tasks. If there are,
+    it is done from time to time: more often if a function that this worker knows has ``fair=``, more rarely if only a
+    single call or newer code on another host may have it.
+    """
+
+    def __init__(self, shared: QueueCursors, queue: str) -> None:
+        self.shared = shared
+        self.queue = queue
+        self._position: tuple[int, int] | None = None
+        self._valid_until = 0.0
+        self._last_key = ""
+        self._is_fair_first = False
+        self._has_fair = False
+        self._check_interval = KNOWN_FAIR_CHECK_INTERVAL if shared.is_fair else FAIR_CHECK_INTERVAL
+        # When to check for tasks with ``fair=`` although there are other tasks. None: the check was just before.
+        self._check_fair_at: float | None = shared.clock() if shared.is_fair else None
+        # When a claim last took all ready tasks without ``fair=``.
+        self._emptied_at = math.inf
+
+    def claim(self, limit: int) -> list[Claim]:
+        """Claim up to ``limit`` tasks, in the order in which they are to run."""
+        first, second = self._claim_plain, self._claim_fair
+        if alternates := self._has_fair or self._is_check_due():
+            self._is_fair_first = not self._is_fair_first
+            if self._is_fair_first:
+                first, second = second, first
+        claims = first(limit)
+        if len(claims) < limit and (alternates or not claims):
+            claims += second(limit - len(claims))
+        return claims
+
+    def _is_check_due(self) -> bool:
+        now = self.shared.clock()
+        # If a claim took all some time ago, the worker had free capacity, so it has polled again until it found
+        # nothing, neither with ``fair=`` nor without.
+        if self._check_fair_at is None or now - self._emptied_at > self._check_interval:
+            self._check_fair_at = now + self._check_interval
+        return now >= self._check_fair_at
+
+    def _claim_plain(self, limit: int) -> list[Claim]:
+        rows: list[tuple[Any, ...]] = []
+        if self._position is not None and self.shared.clock() < self._valid_until:
+            rows = self.shared.behind.execute(limit, self.queue, *self._position)
+        if len(rows) < limit:
+            began = self.shared.clock()
+            rows += self.shared.first.execute(limit - len(rows), self.queue)
+            self._valid_until = lifetime_end(self.shared.clock(), began)
+        claims = claims_of(rows, self.shared.worker)
+        is_full = len(claims) == limit
+        self._position = (claims[-1].priority, claims[-1].id) if is_full else None
+        self._emptied_at = math.inf if is_full else self.shared.clock()
+        return claims
+
+    def _claim_fair(self, limit: int) -> list[Claim]:
+        after = self._last_key
+        claims, self._last_key = self.shared.fair(self.queue, after, limit)
+        if len(claims) < limit and after and not self._last_key:
+            # There were not enough tasks behind the last key: continue from the first key.
+            more, self._last_key = self.shared.fair(self.queue, "", limit - len(claims))
+            claims += more
+        self._has_fair, self._check_fair_at = bool(claims), None
+        return claims
+
+
+def lifetime_end(now: float, began: float) -> float:
+    """Return until when something is used that was read between these two moments."""
+    return now + min(LONGEST_LIFETIME, LIFETIME_FACTOR * (now - began))

@@ -6,13 +6,19 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from uuid import UUID
 
+from django.db import transaction
+
 from django_pglock.conf import get_settings
 from django_pglock.error_reading import one_line
 from django_pglock.loggers import WORKER, get_logger
+from django_pglock.store.admit import admit, blocked_keys
 from django_pglock.store.count import queue_counts
-from django_pglock.store.ready import paused_queues, unknown
+from django_pglock.store.liveness import try_upkeep_lock
+from django_pglock.store.ready import next_due_in, paused_queues, unknown
+from django_pglock.store.release import promote
 from django_pglock.store.rescue import possibly_lost
 from django_pglock.tasks import registry
+from django_pglock.worker.child.in_flight import InFlight
 from django_pglock.worker.queues import Queues
 
 logger = get_logger(WORKER)
@@ -50,7 +56,23 @@ class Drain:
         self._queried_at = -CHECK_INTERVAL
         self._possibly_lost: dict[str, int] = {}
 
-    def waits_for_rescue(self) -> bool:
+    def is_last_poll(self, in_flight: InFlight) -> bool:
+        """Promote due tasks, and admit to lock keys. Return whether nothing is in flight and no task was due."""
+        if in_flight.claims or self._waits_for_rescue():
+            return False
+        due_in = next_due_in(self.using)
+        if due_in is not None and due_in <= 0:
+            with transaction.atomic(using=self.using):
+                # Not beside a round of upkeep: each would skip what the other has locked, and the younger of two tasks
+                # of a lock key could be admitted first.
+                if try_upkeep_lock(self.using):
+                    promote(self.using)
+            return False
+        # Another worker may have promoted tasks, and not yet admitted the first task of each key.
+        admit(self.using, blocked_keys(self.using, ""))
+        return True
+
+    def _waits_for_rescue(self) -> bool:
         """Return whether tasks run on workers that may be dead. They are rescued soon, or their workers beat again."""
         now = time.monotonic()
         if now - self._queried_at >= CHECK_INTERVAL:

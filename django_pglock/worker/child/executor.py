@@ -21,9 +21,8 @@ from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_backends, task_started
 from django_pglock.tasks.options import Group
 from django_pglock.worker.child.attempt import Attempt
-from django_pglock.worker.child.capacity import Slot
 from django_pglock.worker.child.event_loop import EventLoop
-from django_pglock.worker.child.in_flight import EndedClaim, InFlight
+from django_pglock.worker.child.in_flight import EndedClaim, InFlight, Slot
 from django_pglock.worker.child.logs import send
 from django_pglock.worker.child.run import end_by_error, prepare, run
 from django_pglock.worker.child.runners import TaskThread, Watchdog, stacks, stop
@@ -144,7 +143,9 @@ class Executor:
     def _start_coroutines(self) -> None:
         coroutines = self.in_flight.coroutines
 
-        self._execute_all(partial(coroutines.next, wait_for_call), lambda _cost: coroutines.free(), are_coroutines=True)
+        self._execute_all(
+            partial(wait_for_call, coroutines.inbox), lambda _cost: coroutines.free(), are_coroutines=True
+        )
 
     def _execute_all(
         self,
@@ -241,7 +242,7 @@ def include_others(first: Attempt, group: Group, in_flight: InFlight) -> None:
             connection.commit()
         in_flight.add(claims)
     except BaseException:
-        in_flight.answer_lost_at = time.monotonic()
+        in_flight.changed_at = time.monotonic()
         raise
     finally:
         del in_flight.claiming_groups[first.claim]

@@ -1,7 +1,12 @@
-"""The claims in flight in this process: those that wait for a thread, run, or wait to be settled.
+"""What a process has claimed, and how much more it needs: claims that wait for a thread, run, or wait to be settled.
 
-The fetcher adds claims to the inboxes. Executor threads take them out, and put ended claims into the outbox. The
-settler takes ended claims from the outbox and removes them. Python's SimpleQueue and dict are thread-safe.
+The feeder adds claims to the inboxes. Executor threads take them out, and put ended claims into the outbox. The
+settler takes ended claims from the outbox and removes them. Python's SimpleQueue, deque and dict are thread-safe.
+
+Threads and coroutines are counted separately, so that slow coroutines do not leave a thread idle, and long functions do
+not leave the loop idle. Each thread notes in its own ``Slot`` when it begins and ends a claim, and then calls
+``changed``. So the slot of a thread says whether the thread is free. No counter that several threads write is needed.
+Claims that have ended do not use capacity, also before the settler has written their outcomes.
 """
 
 from __future__ import annotations
@@ -11,28 +16,210 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, TypeAlias
 
 from django_pglock.store.outcome import Abandoned, GivenBack, Outcome
 from django_pglock.store.requests_to_worker import write_progress
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
-from django_pglock.worker.child.capacity import LoopCapacity, ThreadCapacity
 
 if TYPE_CHECKING:
     from django_pglock.tasks.compat import TaskResult
 
+#: Seconds of work, by the mean duration of the last tasks, that may wait for the threads. With more, tasks would wait
+#: here while another worker is idle. With less, threads would wait for the next answer of the database.
+PREFETCH_TIME = 0.025
+#: The largest number of tasks that wait in the process, and that one statement claims: while one half runs, the other
+#: half is claimed. Two thousand no-op tasks are 20 ms of work.
+MOST_PREFETCHED, MOST_AT_ONCE = 2000, 1000
+#: The weight of one task in the mean duration. With it, one long task ends the prefetch after many short ones, and one
+#: short task that had to wait for a processor does not.
+WEIGHT = 0.1
+#: Seconds after which claims that no thread has begun are given back if they are not expected to begin soon.
+LONGEST_WAIT = 0.2
+#: The largest number of coroutines that run at once, in addition to the threads.
+MOST_ASYNC = 100
 #: The number of outcomes that may wait for the database: two batches of the settler. While more outcomes wait, the
 #: process claims nothing.
 MOST_UNSETTLED = 3000
 #: Seconds, at most, for which a thread pauses after it had to give back a task. The pauses begin with one second, and
 #: double with this number of claims, which several threads give back at about the same time.
 LONGEST_UNABLE_PAUSE, UNABLE_AT_ONCE = 8.0, 8
+
+#: Claims that wait for a thread. A thread that takes None from it must end.
+Inbox: TypeAlias = "SimpleQueue[Claim | None]"
+
+
+class Slot:
+    """One thread of the executor. Only that thread writes it; all threads read it."""
+
+    __slots__ = ("began_at", "begun")
+
+    def __init__(self) -> None:
+        #: When its present claim began, by ``time.monotonic()``; None: the thread is free.
+        self.began_at: float | None = None
+        #: How many claims have begun in this thread.
+        self.begun = 0
+
+
+class ThreadCapacity:
+    """The threads that run sync functions, the claims that wait for them, and how many more claims they need soon.
+
+    A thread calls ``changed`` when it needs work soon.
+    """
+
+    def __init__(self, count: int, changed: Callable[[], None]) -> None:
+        self.slots = [Slot() for _ in range(count)]
+        self.inbox: Inbox = SimpleQueue()
+        self._changed = changed
+        # How many claims were put into the inbox, and how many were taken back before they began.
+        self._put = self._taken_back = 0
+        # A moment, and how many claims had been put by then. It moves on when all of these have begun.
+        self._marked_at, self._put_before = 0.0, 0
+        #: The mean duration of the last tasks in seconds, written by all threads; None: no task has ended.
+        self.cost: float | None = None
+        # A thread that becomes free wakes the feeder if at most this number of claims wait. Not less than the number of
+        # threads, because several may become free at once.
+        self._few = count
+
+    # Called by the threads
+
+    def next(self, slot: Slot, wait: Callable[[Inbox], Claim | None] = SimpleQueue.get) -> Claim | None:
+        """Wait for the next claim of this thread and return it. None: the thread must end.
+
+        ``wait`` takes the claim out of the inbox as soon as there is one.
+        """
+        claim = wait(self.inbox)
+        slot.began_at = time.monotonic()
+        slot.begun += 1
+        return claim
+
+    def free(self, slot: Slot, cost: float | None = None) -> None:
+        """Note that this thread has ended its claim. ``cost``: its seconds; None: it does not change the mean."""
+        if cost is not None:
+            mean = self.cost
+            self.cost = cost if mean is None else mean + (cost - mean) * WEIGHT
+        slot.began_at = None
+        # Only after the slot is free, so that the feeder sees it.
+        if self.inbox.qsize() <= self._few:
+            self._changed()
+
+    # Called by the feeder
+
+    def put(self, claims: Sequence[Claim]) -> None:
+        """Put claims into the inbox. Threads begin them in this order."""
+        # First the counter. Otherwise a thread could have begun a claim that is not counted as put.
+        self._put += len(claims)
+        put = self.inbox.put
+        for claim in claims:
+            put(claim)
+
+    def take_back(self) -> Iterator[Claim]:
+        """Take the claims that no thread has begun out of the inbox, and yield them."""
+        for claim in _taken_from(self.inbox):
+            self._taken_back += 1
+            yield claim
+
+    @property
+    def waiting(self) -> int:
+        """How many claims wait for a thread. A claim counts until the thread that has taken it counts as busy."""
+        return max(0, self._put - self._taken)
+
+    @property
+    def _taken(self) -> int:
+        """How many claims have left the inbox."""
+        return self._taken_back + sum(slot.begun for slot in self.slots)
+
+    @property
+    def running(self) -> int:
+        """How many threads run a claim now."""
+        return sum(slot.began_at is not None for slot in self.slots)
+
+    def free_capacity(self) -> int:
+        """Return how many claims to fetch now. It is not 0 while a thread is free and no claim waits for it."""
+        count, cost = len(self.slots), self.cost
+        prefetch_limit = 0 if cost is None else round(min(MOST_PREFETCHED, count * PREFETCH_TIME / max(cost, 1e-6)))
+        self._few = max(count, prefetch_limit // 2)
+        waiting, free = self.waiting, count - self.running
+        wanted = free + prefetch_limit
+        if waiting >= free and waiting * 2 > wanted:
+            # To claim a few tasks takes about as long as to claim many, so wait until many are needed.
+            return 0
+        return max(0, min(MOST_AT_ONCE, wanted - waiting))
+
+    def are_late(self) -> bool:
+        """Return whether claims have waited for ``LONGEST_WAIT`` seconds, and are not expected to begin soon."""
+        now = time.monotonic()
+        if self._taken >= self._put_before:
+            self._marked_at, self._put_before = now, self._put
+        if now - self._marked_at < LONGEST_WAIT:
+            return False
+        if (blocked_for := min(now - (slot.began_at or now) for slot in self.slots)) >= LONGEST_WAIT:
+            # Tasks that have run for so long are expected to run for as long again.
+            self.cost = 2 * blocked_for
+            return True
+        # Short tasks may have come before long ones, of which the first have ended.
+        return self.waiting * (self.cost or 0.0) / len(self.slots) >= LONGEST_WAIT
+
+
+class LoopCapacity:
+    """The slots of the event loop, and the claims that wait for the thread that starts coroutines there."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self.inbox: Inbox = SimpleQueue()
+        self._changed = changed
+        #: Called when the first claim is put into the inbox.
+        self.on_first: Callable[[], None] | None = None
+        #: How many claims use a slot, from the moment at which they were fetched.
+        self.running = 0
+        self._counting = threading.Condition()
+
+    def put(self, claim: Claim) -> None:
+        """Put a claim into the inbox."""
+        with self._counting:
+            self.running += 1
+        self.inbox.put(claim)
+        if self.on_first is not None:
+            start, self.on_first = self.on_first, None
+            start()
+
+    def take_back(self) -> Iterator[Claim]:
+        """Take the claims that have not begun out of the inbox, and yield them."""
+        for claim in _taken_from(self.inbox):
+            self.free()
+            yield claim
+
+    def free(self) -> None:
+        """Note that one claim has ended."""
+        with self._counting:
+            self.running -= 1
+            self._counting.notify_all()
+        self._changed()
+
+    def free_capacity(self) -> int:
+        """Return how many claims to fetch now."""
+        return max(0, MOST_ASYNC - self.running)
+
+    def wait(self, timeout: float, *, besides: int = 0) -> bool:
+        """Wait up to ``timeout`` seconds until no claim uses a slot, or only ``besides``. Return whether this is so."""
+        with self._counting:
+            return self._counting.wait_for(lambda: self.running <= besides, timeout)
+
+
+def _taken_from(inbox: Inbox) -> Iterator[Claim]:
+    while True:
+        try:
+            claim = inbox.get_nowait()
+        except Empty:
+            return
+        if claim is not None:
+            yield claim
 
 
 class InFlight:
@@ -41,12 +228,15 @@ class InFlight:
     def __init__(self, threads: int, *, most: int | None = None) -> None:
         #: How many more tasks the process may claim, if that is limited. Tasks that a group call adds do not count.
         self.claims_left = most
-        #: Set when the fetcher should poll again: a thread needs work, new tasks may be ready, or the worker stops.
-        self.fetcher_wakeup = threading.Event()
-        #: Whether tasks may be ready that were not ready at the last poll. Set before ``fetcher_wakeup``.
-        self.has_new_tasks = False
-        self.threads = ThreadCapacity(threads, self.wake_fetcher)
-        self.coroutines = LoopCapacity(self.wake_fetcher)
+        #: Set when the feeder should poll again: a thread needs work, new tasks may be ready, or the worker stops.
+        self.feeder_wakeup = threading.Event()
+        #: What the feeder has not read yet: a queue in which tasks have become ready, and how often workers that could
+        #: claim nothing have passed the notification on; None: tasks of any queue may be ready.
+        self.news: deque[tuple[str, int] | None] = deque()
+        #: Whether a thread or a coroutine that becomes free wakes the feeder.
+        self.is_capacity_wanted = True
+        self.threads = ThreadCapacity(threads, self.wake_feeder)
+        self.coroutines = LoopCapacity(self.wake_feeder)
         self.outbox: SimpleQueue[EndedClaim | None] = SimpleQueue()
         # By id and attempt: a task that was given back may be claimed again before its old claim is removed.
         self.claims: dict[tuple[int, int], Claim] = {}
@@ -60,11 +250,10 @@ class InFlight:
         self._counting = threading.Lock()
         #: How many claims in a row could not begin in this process, and when the first of them ended.
         self._unable, self._unable_since = 0, math.inf
-        #: When the answer to a claim was lost, by time.monotonic(). Rows may then belong to this worker without a claim
-        #: here, now or soon.
-        self.answer_lost_at = -math.inf
-        # Whether nothing was claimed because too many outcomes wait for the database. The settler must wake the
-        # fetcher.
+        #: When claims last came or went, or the answer to a claim was lost, by time.monotonic(). For some time after
+        #: it, rows may belong to this worker without a claim here.
+        self.changed_at = -math.inf
+        # Whether nothing was claimed because too many outcomes wait for the database. The settler must wake the feeder.
         self._is_held_back = False
 
     @property
@@ -81,11 +270,6 @@ class InFlight:
     def running(self) -> int:
         """How many tasks run now. Approximate, too."""
         return max(0, len(self.claims) - self.waiting - self.unsettled)
-
-    @property
-    def has_ended_any(self) -> bool:
-        """Whether the process has run any task to its end."""
-        return bool(self.threads.ended or self.coroutines.ended)
 
     @property
     def unable_for(self) -> float:
@@ -111,19 +295,19 @@ class InFlight:
         if self.unsettled <= MOST_UNSETTLED:
             return True
         # Set before the number is read again, because the settler lowers the number and then reads whether to wake the
-        # fetcher.
+        # feeder.
         self._is_held_back = True
         return self.unsettled <= MOST_UNSETTLED
 
-    def notify_fetcher(self) -> None:
-        """Wake the fetcher, because tasks may have become ready."""
-        self.has_new_tasks = True
-        self.fetcher_wakeup.set()
+    def notify_feeder(self, queue: str | None = None, hops: int = 0) -> None:
+        """Have the feeder poll, because tasks of this queue (None: of any queue) may have become ready."""
+        self.news.append(None if queue is None else (queue, hops))
+        self.feeder_wakeup.set()
 
-    def wake_fetcher(self) -> None:
-        """Have the fetcher poll again."""
-        if not self.fetcher_wakeup.is_set():
-            self.fetcher_wakeup.set()
+    def wake_feeder(self) -> None:
+        """Have the feeder poll again, because there is more capacity, unless it sleeps until tasks become ready."""
+        if self.is_capacity_wanted and not self.feeder_wakeup.is_set():
+            self.feeder_wakeup.set()
 
     def task_ids(self) -> list[int]:
         """Return the ids of the tasks in flight."""
@@ -156,6 +340,7 @@ class InFlight:
     def add(self, claims: Sequence[Claim]) -> None:
         """Add claims without passing them on. The caller runs or ends them."""
         self.claims.update(zip(map(attrgetter("id", "attempt"), claims), claims, strict=True))
+        self.changed_at = time.monotonic()
         with self._counting:
             self.claimed += len(claims)
 
@@ -169,9 +354,10 @@ class InFlight:
         """Remove claims that were settled or lost."""
         for key in map(attrgetter("id", "attempt"), map(attrgetter("claim"), ended_claims)):
             self.claims.pop(key, None)
+        self.changed_at = time.monotonic()
         if self._is_held_back:
             self._is_held_back = False
-            self.wake_fetcher()
+            self.wake_feeder()
 
     def give_back_waiting(self) -> int:
         """Give back all claims that have not begun. Returns how many."""
@@ -186,10 +372,20 @@ class InFlight:
         """Give back a claim that has not begun."""
         self.outbox.put(EndedClaim(claim, GivenBack()))
 
-    def abandon(self, claims: Sequence[Claim], delay: float) -> None:
+    def abandon(self, claims: Iterable[Claim], delay: float) -> None:
         """Abandon claims: their tasks run again in ``delay`` seconds, and later outcomes of them are dropped."""
         for claim in claims:
             self.outbox.put(EndedClaim(claim, Abandoned(delay)))
+
+    def limit_reached(self, max_memory: float | None) -> str:
+        """Return in words which limit the process has reached; empty: none. ``max_memory`` is in MiB."""
+        if self.claims_left == 0 and not self.claims:
+            return "it has run its maximum number of tasks"
+        # Only after one task. If the limit is below the memory of the project itself, the worker still runs some tasks.
+        has_ended_any = self.claimed > len(self.claims)
+        if max_memory is not None and has_ended_any and (used := resident_memory() / MEBIBYTE) > max_memory:
+            return f"it uses {used:.0f} MiB of memory"
+        return ""
 
 
 @dataclass(slots=True, eq=False)
@@ -214,27 +410,6 @@ class EndedClaim:
 
 
 MEBIBYTE = 2**20
-
-
-class Limits:
-    """The limits of one process: ``max_memory`` in MiB. ``InFlight`` counts the tasks."""
-
-    def __init__(self, in_flight: InFlight, *, max_memory: float | None) -> None:
-        self.in_flight = in_flight
-        self.max_memory = max_memory
-
-    def reached(self) -> str:
-        """Return in words which limit is reached; empty: none."""
-        if self.in_flight.claims_left == 0 and not self.in_flight.claims:
-            return "it has run its maximum number of tasks"
-        # Only after one task. If the limit is below the memory of the project itself, the worker still runs some tasks.
-        if (
-            self.max_memory is not None
-            and self.in_flight.has_ended_any
-            and resident_memory() > self.max_memory * MEBIBYTE
-        ):
-            return f"it uses {resident_memory() / MEBIBYTE:.0f} MiB of memory"
-        return ""
 
 
 def resident_memory() -> int:

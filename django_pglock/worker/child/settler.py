@@ -169,7 +169,7 @@ class Settler(Service):
             # They stay in flight until the tasks that waited for them are ready, because a draining worker must run
             # those.
             self._release_and_admit(self._written)
-            # Lowered before the claims are removed, because that may wake the fetcher, which reads it.
+            # Lowered before the claims are removed, because that may wake the feeder, which reads it.
             self.in_flight.settling = len(self._locked)
             self.in_flight.remove(self._written)
             self._written = []
@@ -341,9 +341,9 @@ class Settler(Service):
             finals = [ended for ended in ended_claims if isinstance(ended.outcome, FINAL)]
         # The release is first: a released task may have been enqueued before other tasks of its key.
         if release(self.using, map(TASK_ID, map(CLAIM, finals))):
-            self.in_flight.notify_fetcher()
+            self.in_flight.notify_feeder()
         if keys != {None} and (queues := set(admit_without_wake(self.using, keys))):
-            # This worker has just ended a task of the key. Its fetcher is the first to be woken, without a NOTIFY.
+            # This worker has just ended a task of the key. Its feeder is the first to be woken, without a NOTIFY.
             for queue in queues:
                 self.ready(queue)
             wake_except(self.using, queues, self.worker)
@@ -352,7 +352,7 @@ class Settler(Service):
         """Notify other workers and services of tasks that will run again, now or later."""
         if ended_claims:
             wake(self.using, (ended.claim.queue for ended in ended_claims))
-            self.in_flight.notify_fetcher()
+            self.in_flight.notify_feeder()
             self.scheduled()
 
     def _settle_successes(self, ended_claims: list[EndedClaim]) -> dict[int, Any]:

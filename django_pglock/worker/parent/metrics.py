@@ -53,7 +53,7 @@ GAUGES = (
     ("outcomes_waiting", "unsettled", "Outcomes that wait for the database."),
 )
 #: The parts of a worker that have a database session.
-PARTS = ("heartbeat", "upkeep", "fetcher", "settler")
+PARTS = ("heartbeat", "upkeep", "feeder", "settler")
 
 
 class Sample(NamedTuple):

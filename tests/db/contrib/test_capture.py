@@ -317,7 +317,7 @@ def test_a_captured_change_wakes_a_sleeping_worker_at_the_commit(capture, worker
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0, "HEARTBEAT_INTERVAL": 600.0}
     capture(tasks.note)
     running = worker()
-    eventually(lambda: running.sleep.since)
+    eventually(lambda: running.feeder.asks)
     products(1)
     eventually(Effect.objects.exists)
 

@@ -6,13 +6,13 @@ import time
 from uuid import uuid4
 
 from django_pglock.models import Task
-from django_pglock.worker.child.queue_cursor import QueueCursors
+from django_pglock.worker.child.claimer import QueueCursors
 
 PATHS = ["tests.sample.keyed_tasks.serve", "tests.sample.tasks.nothing"]
 
 
 def claims_of(queue="default", *, is_fair=True, clock=time.monotonic):
-    return QueueCursors("default", worker=uuid4(), paths=PATHS, is_fair=is_fair, clock=clock).of(queue)
+    return QueueCursors("default", uuid4(), PATHS, is_fair, clock=clock).of(queue)
 
 
 def tenants(claims):

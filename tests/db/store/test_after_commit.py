@@ -115,7 +115,7 @@ def test_the_notifications_of_a_transaction_committed_by_the_caller_are_sent_by_
 def test_tasks_of_a_transaction_committed_by_the_caller_run(manual, worker, eventually):
     """The commit itself wakes a sleeping worker. Upkeep admits the tasks with keys."""
     running = worker()
-    eventually(lambda: running.sleep.since)
+    eventually(lambda: running.feeder.asks)
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL synchronous_commit = local")
         for verb in VERBS.values():

@@ -14,11 +14,10 @@ from django.db.models.functions import Now
 from django_pglock.models import Task
 from django_pglock.store.settle import give_back, server_time
 from django_pglock.store.wake import channel_of
-from django_pglock.worker.child.fetcher import ClaimComparison
-from django_pglock.worker.child.in_flight import InFlight
 from tests import server_clock
 from tests.db.store.endings import statuses
 from tests.db.store.workers import add_sleeping_worker, register
+from tests.db.worker.conftest import make_feeder
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -123,38 +122,37 @@ def compare(settings):
     """Return a function with which the heartbeat of a worker compares its list with the table."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.006}
 
-    def compare(worker, in_flight):
-        comparison = ClaimComparison(in_flight, "default", worker)
-        comparison._compared_at, comparison._had_claims = -math.inf, True
-        comparison.compare_if_due()
+    def compare(feeder):
+        feeder._compared_at, feeder.in_flight.changed_at = -math.inf, time.monotonic()
+        feeder._compare_if_due()
 
     return compare
 
 
 def test_a_claim_is_not_given_back_because_the_heartbeat_froze_after_its_list(claim, compare, monkeypatch):
     """The worker claims after the list is made, and the statement comes later than HEARTBEAT_LIMIT allows for."""
-    worker, in_flight = uuid4(), InFlight(1)
+    feeder = make_feeder()
     tasks.nothing.enqueue()
 
     def list_and_freeze():
-        claim(worker=worker)
+        claim(worker=feeder.worker)
         time.sleep(0.1)
         return []
 
-    monkeypatch.setattr(in_flight, "task_ids", list_and_freeze)
-    compare(worker, in_flight)
+    monkeypatch.setattr(feeder.in_flight, "task_ids", list_and_freeze)
+    compare(feeder)
     assert Task.objects.get().status == "RUNNING"
 
 
 def test_a_group_that_waited_for_a_lock_is_not_given_back_before_its_answer_is_there(claim, compare):
     """The table was locked for longer than HEARTBEAT_LIMIT. The date of the claim is that of its message."""
-    worker, in_flight = uuid4(), InFlight(1)
+    feeder = make_feeder()
     tasks.nothing.using(lock="of the group").enqueue()
-    [claimed] = claim(worker=worker)
+    [claimed] = claim(worker=feeder.worker)
     Task.objects.update(last_attempted_at=Now() - timedelta(seconds=1))
-    in_flight.claiming_groups[claimed] = claimed.lock_key
-    compare(worker, in_flight)
+    feeder.in_flight.claiming_groups[claimed] = claimed.lock_key
+    compare(feeder)
     assert Task.objects.get().status == "RUNNING"
-    in_flight.claiming_groups.clear()
-    compare(worker, in_flight)
+    feeder.in_flight.claiming_groups.clear()
+    compare(feeder)
     assert Task.objects.get().status == "READY"

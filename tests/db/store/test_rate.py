@@ -23,8 +23,7 @@ from django_pglock.store.outcome import Succeeded
 from django_pglock.store.rate import delete_unused_rates, open_rates
 from django_pglock.store.settle import settle
 from django_pglock.tasks.options import Rate
-from django_pglock.worker.child.claimer import Claimer
-from django_pglock.worker.child.in_flight import InFlight
+from django_pglock.worker.child.claimer import ALL, Claimer
 from django_pglock.worker.queues import Queues
 from tests import server_clock
 from tests.conftest import NEVER
@@ -46,11 +45,11 @@ def test_no_second_has_more_starts_than_the_rate_says(rate):
     for number in range(most + 4):
         rated.enqueue(number)
     worker = uuid4()
-    claimer = Claimer(InFlight(8), "default", worker, Queues([]))
+    claimer = Claimer("default", worker, Queues([]))
     left = most + 4
     while left:
         admit("default", open_rates("default"))
-        claims = claimer.claim(claimer.free_capacities())
+        claims = claimer.claim(ALL, 8)
         settle("default", [(each, Succeeded()) for each in claims], worker)
         left -= len(claims)
         time.sleep(0.002)
@@ -144,14 +143,14 @@ def test_after_a_pause_of_the_workers_no_more_than_a_burst_starts_at_once(wait, 
         arrives_at=F("arrives_at") - timedelta(seconds=wait), opens_at=F("opens_at") - timedelta(seconds=wait)
     )
     worker = uuid4()
-    claimer = Claimer(InFlight(8), "default", worker, Queues([]))
-    claims = claimer.claim(claimer.free_capacities())
+    claimer = Claimer("default", worker, Queues([]))
+    claims = claimer.claim(ALL, 8)
     assert len(claims) == burst
     settle("default", [(each, Succeeded()) for each in claims], worker)
     for _ in range(8 if later == "enqueued" else 0):
         task.enqueue(1)
     admit("default", [claims[0].lock_key])
-    assert claimer.claim(claimer.free_capacities()) == []
+    assert claimer.claim(ALL, 8) == []
 
 
 def test_tasks_that_are_still_ready_keep_their_tokens_when_others_of_their_key_start(claim):

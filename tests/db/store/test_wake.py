@@ -31,8 +31,8 @@ from django_pglock.store.wake import (
     write_sleep_flag,
 )
 from django_pglock.tasks.queues import is_served
+from django_pglock.worker.child.feeder import Feeder, ParentsHeartbeat
 from django_pglock.worker.child.in_flight import InFlight
-from django_pglock.worker.child.sleep import Sleep
 from django_pglock.worker.queues import Queues
 from tests.db.store.workers import add_sleeping_worker, register
 from tests.sample import tasks
@@ -283,12 +283,13 @@ def spread(*, claims):
     while notes := notifications():
         for worker, hops, queue in notes:
             woken[hops].append(worker)
-            sleep = Sleep(in_flight, "default", worker, queues)
-            sleep.note_ready(queue, hops)
+            feeder = Feeder(in_flight, "default", worker, queues, heartbeat=ParentsHeartbeat())
+            feeder.note_ready(queue, hops)
+            feeder._hear()
             taken = Task.objects.filter(pk__in=Task.objects.values("pk")[:claims]).delete()[0] if claims else 0
             if taken == claims:
                 # It has no capacity left, or it does not know the function.
-                sleep.wake_others(has_claimed=bool(claims))
+                feeder._wake_others_if(True, has_claimed=bool(claims))
     return woken
 
 
@@ -319,16 +320,16 @@ def test_a_worker_whose_row_was_inserted_again_asks_again_for_notifications():
     worker = uuid4()
     register(worker)
     in_flight = InFlight(1, most=None)
-    sleep = Sleep(in_flight, "default", worker, Queues())
-    sleep.note_flag_unset()
-    assert not in_flight.fetcher_wakeup.is_set(), "it does not sleep"
-    sleep.begin()
-    assert sleep.since is not None
+    feeder = Feeder(in_flight, "default", worker, Queues(), heartbeat=ParentsHeartbeat())
+    feeder.note_flag_unset()
+    assert not in_flight.feeder_wakeup.is_set(), "it does not sleep"
+    feeder._ask()
+    assert feeder.asks
     deregister("default", worker)
     register(worker)
-    sleep.note_flag_unset()
-    assert sleep.since is None, "the fetcher begins to sleep again"
-    assert in_flight.fetcher_wakeup.is_set()
-    sleep.begin()
+    feeder.note_flag_unset()
+    assert not feeder.asks, "the feeder begins to sleep again"
+    assert in_flight.feeder_wakeup.is_set()
+    feeder._ask()
     assert Worker.objects.get().is_sleeping
     write_sleep_flag("default", worker, is_sleeping=False)

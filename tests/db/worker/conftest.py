@@ -11,9 +11,8 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Task
-from django_pglock.worker.child.fetcher import Fetcher, ParentsHeartbeat
+from django_pglock.worker.child.feeder import Feeder, ParentsHeartbeat
 from django_pglock.worker.child.in_flight import InFlight
-from django_pglock.worker.child.sleep import Sleep
 from django_pglock.worker.parent.upkeep import Upkeep
 from django_pglock.worker.queues import Queues
 from tests.in_process import InProcessWorker
@@ -74,11 +73,10 @@ def refusing(transactional_db: None) -> Iterator[Refusing]:
     refusing.stop()
 
 
-def make_fetcher(**options: Any) -> Fetcher:
-    """Return the fetcher of a child that does not run."""
+def make_feeder(**options: Any) -> Feeder:
+    """Return the feeder of a child that does not run."""
     queues, in_flight, worker = Queues(**options), InFlight(4), uuid4()
-    sleep = Sleep(in_flight, "default", worker, queues)
-    return Fetcher(in_flight, "default", worker, queues, sleep=sleep, heartbeat=ParentsHeartbeat())
+    return Feeder(in_flight, "default", worker, queues, heartbeat=ParentsHeartbeat())
 
 
 def make_upkeep(*, unbroken_for: float = 0.0, is_quiet: bool = False, older_parents: int = 0) -> Upkeep:

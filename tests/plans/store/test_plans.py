@@ -17,9 +17,8 @@ from django_pglock.store.ready import ready_queues
 from django_pglock.store.release import AWAITED_BETWEEN
 from django_pglock.store.settle import SETTLE_SUCCESSES, SETTLE_UNOBSERVED, settle, settle_unobserved
 from django_pglock.store.statements import _prepared, keep_plans, run
-from django_pglock.worker.child.fetcher import Fetcher, ParentsHeartbeat
+from django_pglock.worker.child.feeder import Feeder, ParentsHeartbeat
 from django_pglock.worker.child.in_flight import InFlight
-from django_pglock.worker.child.sleep import Sleep
 from django_pglock.worker.queues import Queues
 from tests.plans.reading import BATCH, PATH, delete_all, executed, insert, pages_read, reads, rows_read
 from tests.sample.tasks import nothing
@@ -162,8 +161,7 @@ def test_only_a_session_of_its_own_walks_indexes_in_their_order(in_threads, requ
 
     def show(number):
         worker, in_flight, queues = uuid4(), InFlight(1), Queues()
-        sleep = Sleep(in_flight, "default", worker, queues)
-        Fetcher(in_flight, "default", worker, queues, sleep=sleep, heartbeat=ParentsHeartbeat()).open()
+        Feeder(in_flight, "default", worker, queues, heartbeat=ParentsHeartbeat()).open()
         with connection.cursor() as cursor:
             cursor.execute("SHOW enable_sort")
             return cursor.fetchone()[0]

@@ -38,7 +38,7 @@ def test_a_worker_serves_only_the_backend_of_its_option(worker, eventually, func
     theirs, ours = [function.using(backend=name).enqueue(**({key: name} if key else {})) for name in names]
     running = worker(backend="reports")
     eventually(lambda: finished() == {"reports"}, why="its own task does not run")
-    eventually(lambda: running.sleep.since is not None)
+    eventually(lambda: running.feeder.asks)
     assert Task.objects.get(pk=theirs.id).status == "READY"
     worker(using="default")
     eventually(lambda: finished() == {"reports", "default"}, why="a worker without a backend serves all")

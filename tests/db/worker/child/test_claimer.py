@@ -9,8 +9,8 @@ from django.db import connection
 
 from django_pglock.models import Task, Worker
 from django_pglock.tasks.queues import OWN_QUEUE
-from django_pglock.worker.child.queue_cursor import FEW_QUEUES
-from tests.db.worker.conftest import make_fetcher
+from django_pglock.worker.child.claimer import ALL, FEW_QUEUES
+from tests.db.worker.conftest import make_feeder
 from tests.sample import tasks
 from tests.sample.models import Effect
 
@@ -25,7 +25,7 @@ def fill(queue, count):
 @pytest.fixture
 def one_by_one(monkeypatch):
     """Let a worker with one thread claim one task at a time, so that each claim statement takes one task."""
-    monkeypatch.setattr("django_pglock.worker.child.capacity.PREFETCH_TIME", 0)
+    monkeypatch.setattr("django_pglock.worker.child.in_flight.PREFETCH_TIME", 0)
 
 
 def in_order():
@@ -70,27 +70,21 @@ def test_prefixes_and_exclusions_hold_for_claims_and_for_notifications(worker, e
     ("queue", "wakes"), [("mail-a", True), (OWN_QUEUE, True), ("mail-bulk", False), ("other", False)]
 )
 def test_only_notifications_of_a_served_queue_wake_the_worker(queue, wakes):
-    silent = make_fetcher(names=["mail*"], exclude=["mail-bulk"])
-    silent.sleep.note_ready(queue)
-    assert silent.in_flight.fetcher_wakeup.is_set() is wakes
-
-
-def claim(fetcher, count):
-    """Claim so many tasks, of all functions."""
-    assert fetcher.claimer._kinds() == ["sync", "async"]
-    return fetcher.claimer.claim([("both", count)])
+    silent = make_feeder(names=["mail*"], exclude=["mail-bulk"])
+    silent.note_ready(queue)
+    assert silent.in_flight.feeder_wakeup.is_set() is wakes
 
 
 def test_cached_names_of_ready_queues_delay_no_task(monkeypatch):
     """The cache contains only one ready queue, which is empty by now."""
-    fetcher = make_fetcher()
-    monkeypatch.setattr("django_pglock.worker.child.queue_cursor.LIFETIME_FACTOR", 10**9)
+    claimer = make_feeder().claimer
+    monkeypatch.setattr("django_pglock.worker.child.claimer.LIFETIME_FACTOR", 10**9)
     fill("a", 2)
-    assert [claim.queue for claim in claim(fetcher, 2)] == ["a", "a"]
+    assert [claim.queue for claim in claimer.claim(ALL, 2)] == ["a", "a"]
     fill("b", 1)
-    assert [claim.queue for claim in claim(fetcher, 2)] == ["b"]
+    assert [claim.queue for claim in claimer.claim(ALL, 2)] == ["b"]
     fill("a", 1)
-    assert [claim.queue for claim in claim(fetcher, 2)] == ["a"], "there was less than was asked for: forgotten"
+    assert [claim.queue for claim in claimer.claim(ALL, 2)] == ["a"], "there was less than was asked for: forgotten"
 
 
 def test_many_queues_share_one_prepared_claim_statement(in_threads):
@@ -100,16 +94,16 @@ def test_many_queues_share_one_prepared_claim_statement(in_threads):
         fill(tenant, 1)
 
     def claim_all(_):
-        fetcher = make_fetcher()
-        fetcher.open()
-        while claim(fetcher, 7):
+        feeder = make_feeder()
+        feeder.open()
+        while feeder.claimer.claim(ALL, 7):
             pass
         fill("the last", 1)
-        assert len(claim(fetcher, 7)) == 1
+        assert len(feeder.claimer.claim(ALL, 7)) == 1
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM pg_prepared_statements")
             [prepared] = cursor.fetchone()
-        return prepared, len(fetcher.claimer._cursors["both"]._queues)
+        return prepared, len(feeder.claimer._cursors[ALL].queues)
 
     [(prepared, remembered)] = in_threads(claim_all, 1)
     assert not Task.objects.exclude(status="RUNNING").exists()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
-from importlib import import_module
 
 import pytest
 from django.core import mail
@@ -14,10 +12,9 @@ from django.utils.module_loading import import_string
 from django_pglock.models import Task
 from django_pglock.store.wake import wake
 from django_pglock.tasks import registry
-from django_pglock.worker.child import fetcher
-from django_pglock.worker.child.fetcher import Discovery
+from django_pglock.worker.child.feeder import Discovery
 from django_pglock.worker.queues import Queues
-from tests.sample import running_tasks, tasks
+from tests.sample import tasks
 from tests.sample.models import Effect
 from tests.unit.tasks.test_registry import NEVER, PATH
 from tests.unit.tasks.test_registry import modules_are_not_imported as modules_are_not_imported  # a fixture
@@ -47,34 +44,19 @@ def test_a_sleeping_worker_imports_the_module_of_a_task_after_its_notification(w
     """The next poll of the worker would come ten minutes later."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
     asleep = worker()
-    eventually(lambda: asleep.sleep.since)
+    eventually(lambda: asleep.feeder.asks)
     first = tasks.nothing.enqueue()
     eventually(lambda: Task.objects.filter(pk=first.id, status="SUCCESSFUL").exists())
     backend = import_string("tests.sample.mail.TaskBackend")()
     backend.send_messages([mail.EmailMessage("a letter", "Dear reader", "a@example.com", ["b@example.com"])])
     eventually(succeeded(Task.objects.get(task_path=PATH)))
     # A poll that has begun may still claim tasks of this function. Now the worker has polled for the last time.
-    eventually(lambda: asleep.fetcher._are_others_empty)
+    eventually(lambda: asleep.feeder._is_rest_empty)
     # In a web process, the module is imported; here the worker shares the process, so it is forgotten again.
     del sys.modules["tests.sample.mail"], registry._definitions[PATH]
     second = enqueue_unknown()
     wake("default", ["default"])
     eventually(succeeded(second))
-
-
-def test_a_worker_runs_a_task_whose_module_a_running_task_has_imported(worker, eventually, settings, monkeypatch, gate):
-    """The next poll of the worker would come ten minutes later."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "POLL_INTERVAL": 600.0}
-    monkeypatch.setattr(fetcher, "import_function", lambda path: False)
-    row = enqueue_unknown()
-    running_tasks.wait_for_note.enqueue("go on")
-    polling = worker()
-    eventually(lambda: polling.in_flight.running and polling.fetcher._are_others_empty)
-    # It has checked for the last time before a long sleep.
-    eventually(lambda: polling.fetcher._discovery.next_in == math.inf)
-    import_module("tests.sample.mail")
-    gate()
-    eventually(succeeded(row))
 
 
 def test_a_draining_worker_runs_tasks_of_modules_that_it_must_import(worker):
@@ -105,7 +87,7 @@ def test_a_worker_imports_only_modules_of_task_functions(worker, eventually, cap
 
 def test_functions_are_imported_only_for_served_queues():
     enqueue_unknown(queue="mail")
-    assert Discovery("default", Queues(["other"])).check() is False
+    assert Discovery("default", Queues(["other"])).search() is False
     assert "tests.sample.mail" not in sys.modules
-    assert Discovery("default", Queues(["ma*"])).check() is True
+    assert Discovery("default", Queues(["ma*"])).search() is True
     assert registry.find(PATH) is not None

@@ -6,7 +6,7 @@ import pytest
 
 from django_pglock.errors import TaskTimeout
 from django_pglock.models import Attempt, Task
-from django_pglock.worker.child.capacity import MOST_ASYNC
+from django_pglock.worker.child.in_flight import MOST_ASYNC
 from tests.db.worker.child.test_task_thread import TIMEOUT
 from tests.db.worker.conftest import wait_for_end
 from tests.sample import running_tasks, session_tasks, tasks

@@ -49,7 +49,7 @@ def test_an_exclusive_run_does_not_keep_idle_threads_waiting_for_long(worker, ev
     )
     claims = sum(Task.objects.filter(pk__in=suspects).values_list("attempts", flat=True))
     assert claims <= 10, "claimed and given back again and again"
-    assert running.fetcher._exclusive_run._timeout == 2.0
+    assert running.feeder._exclusive_run._timeout == 2.0
 
     gate()
     eventually(lambda: Task.objects.filter(pk__in=suspects, status="SUCCESSFUL").count() == 3)
@@ -58,7 +58,7 @@ def test_an_exclusive_run_does_not_keep_idle_threads_waiting_for_long(worker, ev
     for suspect in Run.objects.filter(task__in=suspects):
         beside = [run for run in runs if run.started_at < suspect.ended_at and run.ended_at > suspect.started_at]
         assert [run.pk for run in beside] == [suspect.pk]
-    assert running.fetcher._exclusive_run._timeout == 1.0, "the next one begins anew"
+    assert running.feeder._exclusive_run._timeout == 1.0, "the next one begins anew"
 
 
 def test_a_draining_worker_does_not_postpone_an_exclusive_run(worker, eventually, monkeypatch, gate):

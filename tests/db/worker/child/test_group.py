@@ -18,7 +18,7 @@ from django_pglock.worker.child.attempt import Attempt as AttemptUnderTest
 from django_pglock.worker.child.executor import include_others
 from django_pglock.worker.child.run import run
 from django_pglock.worker.child.runners import Runner, Watchdog
-from tests.db.worker.conftest import make_fetcher
+from tests.db.worker.conftest import make_feeder
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect
 
@@ -178,8 +178,8 @@ def test_claiming_a_group_holds_no_lock_between_two_messages(claim):
 
 @pytest.fixture
 def group_in_flight(claim):
-    """A fetcher that has claimed the first task of a group, and the function that claims the other two."""
-    under_test = make_fetcher()
+    """A feeder that has claimed the first task of a group, and the function that claims the other two."""
+    under_test = make_feeder()
     for number in range(3):
         keyed.digest.enqueue(user=1, text=number)
     [first] = claim(worker=under_test.worker)
@@ -192,7 +192,7 @@ def running():
     return Task.objects.filter(status="RUNNING").count()
 
 
-def test_a_reconnecting_fetcher_keeps_a_group_that_a_thread_has_just_claimed(group_in_flight, monkeypatch):
+def test_a_reconnecting_feeder_keeps_a_group_that_a_thread_has_just_claimed(group_in_flight, monkeypatch):
     """Between the claim in the table and its entry in the list of tasks in flight."""
     under_test, claim_others = group_in_flight
     add = under_test.in_flight.add

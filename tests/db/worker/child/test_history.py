@@ -57,8 +57,8 @@ def test_each_attempt_counts_once_by_its_outcome(worker, eventually, call):
 
 def test_a_claim_that_was_lost_or_given_back_counts_nothing(worker, claim, eventually):
     running = worker(queues=["another"])
-    # A fetcher that connects gives back what it does not know.
-    eventually(lambda: running.fetcher.is_claiming)
+    # A feeder that connects gives back what it does not know.
+    eventually(lambda: running.feeder.is_claiming)
     for _ in range(4):
         tasks.nothing.enqueue()
     lost, given_back, never_begun, abandoned = claim(4, worker=running.id)

@@ -7,7 +7,7 @@ from django.db import connection, connections
 
 from django_pglock import enqueue_many
 from django_pglock.models import Task
-from django_pglock.worker.child import capacity, event_loop
+from django_pglock.worker.child import event_loop, in_flight
 from tests.sample import session_tasks as tasks
 from tests.sample.models import Effect
 
@@ -125,7 +125,7 @@ def test_without_autocommit_a_session_that_a_coroutine_has_ended_is_replaced(
 
 
 def test_as_many_coroutines_as_may_run_keep_no_sync_task_from_being_claimed(worker, eventually, monkeypatch):
-    monkeypatch.setattr(capacity, "MOST_ASYNC", 4)
+    monkeypatch.setattr(in_flight, "MOST_ASYNC", 4)
     running = worker(threads=1)
     enqueue_many(tasks.wait_until_told, [{}] * 4)
     eventually(lambda: running.in_flight.coroutines.running >= 4)

@@ -8,7 +8,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
 from django_pglock.models import Task
-from django_pglock.worker.child.queue_cursor import LONGEST_LIFETIME
+from django_pglock.worker.child.claimer import LONGEST_LIFETIME
 from tests.db.store.fair_claims import claims_of, tenants
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks

@@ -27,8 +27,8 @@ def in_flight(worker, claim, eventually):
 
     def start(count):
         running = worker(queues=["another"])
-        # Before that, the fetcher gives unknown claims back.
-        eventually(lambda: running.fetcher.is_claiming)
+        # Before that, the feeder gives unknown claims back.
+        eventually(lambda: running.feeder.is_claiming)
         for _ in range(count):
             tasks.nothing.enqueue()
         # The claims belong to this worker, because its upkeep would rescue those of a missing worker.
@@ -135,7 +135,7 @@ def test_a_worker_that_ends_logs_locked_rows(in_flight, eventually, locked, capl
 def test_the_next_task_of_a_key_wakes_its_own_worker_without_a_notification(worker, eventually):
     """A notification would be one more commit for each task of the key, before the next one begins."""
     running = worker()
-    eventually(lambda: running.sleep.since)
+    eventually(lambda: running.feeder.asks)
     with connection.cursor() as cursor:
         cursor.execute(f"LISTEN {channel_of(running.crew.id)}")
     with transaction.atomic():
@@ -146,7 +146,7 @@ def test_the_next_task_of_a_key_wakes_its_own_worker_without_a_notification(work
     raw.execute("SELECT")
     # If the first task ends quickly, the enqueueing process may admit the second one after its commit, and notify.
     assert len(list(raw.notifies(timeout=0.2, stop_after=9))) in (1, 2), "of the first task, and perhaps of the second"
-    assert running.sleep.since, "it waited for notifications all the time"
+    assert running.feeder.asks, "it waited for notifications all the time"
 
 
 def test_a_task_is_given_up_only_when_the_outcomes_of_others_are_written(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from django_pglock.models import Task, Worker
-from tests.db.worker.conftest import make_fetcher
+from django_pglock.worker.child import feeder as module
+from tests.db.worker.conftest import make_feeder
 from tests.sample import running_tasks, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -19,14 +20,14 @@ def two(worker, eventually, settings):
     eventually(lambda: Worker.objects.filter(is_sleeping=True).count() == 2)
     # Until both have made the last poll before they sleep.
     for each in pair:
-        eventually(lambda each=each: each.fetcher._are_others_empty)
+        eventually(lambda each=each: each.feeder._is_rest_empty)
     return pair
 
 
 def notify(worker):
     """Make a ready task, of which only this worker is notified."""
     row = Task.objects.create(queue="default", backend="default", task_path=tasks.nothing.module_path)
-    worker.sleep.note_ready("default")
+    worker.feeder.note_ready("default")
     return Task.objects.filter(pk=row.pk, status="SUCCESSFUL")
 
 
@@ -44,21 +45,18 @@ def test_a_worker_without_a_free_thread_wakes_others(two, eventually):
 def test_a_task_that_a_worker_may_not_run_is_claimed_by_others(two, eventually):
     """The worker does not know the function, or serves another backend."""
     first, other = two
-    first.fetcher.claimer.backend = "another"
-    first.fetcher.claimer._cursors = {}
+    first.feeder.claimer.backend = "another"
+    first.feeder.claimer._known = -1
     assert eventually(notify(first).first).worker == other.id
 
 
-def test_a_notification_that_comes_during_a_poll_is_kept():
+def test_a_notification_that_comes_during_a_poll_is_kept(monkeypatch):
     """The poll may not have seen its task. Before, the end of the poll forgot to wake others for it."""
-    sleep = make_fetcher().sleep
-    sleep.note_ready("a")
-    assert sleep.take_notified() == {"a"}
-    sleep.note_ready("b")
-    sleep.note_all_claimed()
-    assert sleep.has_unclaimed
-    assert sleep.take_notified() == {"b"}
-    sleep.note_ready("a")
-    sleep.note_missed()
-    assert sleep.take_notified() == set(), "so all queues are polled"
-    assert sleep.take_notified() == set()
+    feeder, woken = make_feeder(), []
+    monkeypatch.setattr(module, "wake_others", lambda using, queues, *others, **hops: woken.append(queues))
+    feeder.note_ready("a")
+    feeder._hear()
+    feeder.note_ready("b")
+    feeder._wake_others_if(False)
+    feeder._leave_to_others()
+    assert woken == [["b"]]

@@ -19,7 +19,7 @@ from tests.sample.running_tasks import FOREVER
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-PARTS = ("settler", "fetcher")
+PARTS = ("settler", "feeder")
 ENDS = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
@@ -123,7 +123,7 @@ def test_without_a_database_a_worker_lives_and_is_not_ready(probed, eventually, 
     eventually(lambda: ask(worker, "/readyz")[0] == 200)
     before = metrics(worker)
     monkeypatch.setattr(service, "dedicated_connection", refuse)
-    for name in ("heartbeat", "fetcher", "settler", "upkeep"):
+    for name in ("heartbeat", "feeder", "settler", "upkeep"):
         terminate(name)
     eventually(lambda: ask(worker, "/readyz")[:2] == (503, "The worker has no connection to the database.\n"))
     assert ask(worker, "/livez")[0] == 200

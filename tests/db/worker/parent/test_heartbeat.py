@@ -435,9 +435,9 @@ def test_polling_finds_a_cancel_without_a_notification(pooled, worker, eventuall
 
 def test_a_claim_that_waits_for_its_thread_does_not_begin(worker, eventually, claim, monkeypatch):
     """Several claims are in flight, and the only thread is busy."""
-    monkeypatch.setattr("django_pglock.worker.child.fetcher.LONGEST_WAIT", running_tasks.FOREVER)
+    monkeypatch.setattr("django_pglock.worker.child.feeder.LONGEST_WAIT", running_tasks.FOREVER)
     process = worker(queues=["another"], threads=1)
-    # A fetcher that has just connected gives unknown claims back.
+    # A feeder that has just connected gives unknown claims back.
     eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
     tasks.record.enqueue("never")
     [waits] = claim(worker=process.id)

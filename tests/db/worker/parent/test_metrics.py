@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def test_outcomes_of_claims_are_counted(probed, eventually, monkeypatch):
     # Otherwise a claim that waits for long counts twice.
-    monkeypatch.setattr("django_pglock.worker.child.fetcher.LONGEST_WAIT", FOREVER)
+    monkeypatch.setattr("django_pglock.worker.child.feeder.LONGEST_WAIT", FOREVER)
     worker = probed()
     for call in (tasks.nothing, tasks.nothing, tasks.fail_twice, tasks.fail_for_good):
         call.enqueue(*["a"] * (call is tasks.fail_twice))

@@ -45,7 +45,7 @@ def test_an_outcome_waits_until_the_table_is_back(worker, eventually, request):
     eventually(lambda: Effect.objects.exists())
     bring_back = request.getfixturevalue("renamed_table")
     running_tasks.note("go on")
-    for part in (running.settler, running.fetcher):
+    for part in (running.settler, running.feeder):
         eventually(lambda: part._failures > 1, why=f"the {part.name} has not tried again")  # noqa: B023
     # Each step of the upkeep fails separately, and is tried again in the next round.
     eventually(lambda: running.upkeep._failing, why="the upkeep has not tried")

@@ -88,7 +88,7 @@ def test_a_worker_enqueues_each_tick_of_a_schedule_once(worker, eventually):
 
 
 def test_a_tick_is_not_late_and_wakes_an_idle_worker(pooled, worker, eventually, settings):
-    """Without its own timer, and without waking the fetcher, the tick would come after ten minutes."""
+    """Without its own timer, and without waking the feeder, the tick would come after ten minutes."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "POLL_INTERVAL": 600.0}
     decorate(scheduled.nightly, every=0.4)
     worker()

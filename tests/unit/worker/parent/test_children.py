@@ -95,10 +95,10 @@ def test_a_child_that_asks_for_it_is_replaced_without_a_pause_and_before_it_has_
 def test_a_part_that_hangs_has_its_child_drained_and_replaced_once(make, caplog):
     children = make()
     for _ in range(2):
-        children.tell(report={"hung": "The fetcher has not responded for 70 s."})
+        children.tell(report={"hung": "The feeder has not responded for 70 s."})
     assert len(children.all) == 2
     assert [each for each in children.heard_by() if "drain" in each] == [{"drain": True}]
-    assert "The fetcher has not responded for 70 s. worker-1" in caplog.text
+    assert "The feeder has not responded for 70 s. worker-1" in caplog.text
 
 
 def test_a_child_that_starts_slowly_or_keeps_the_gil_is_not_killed(make, settings):

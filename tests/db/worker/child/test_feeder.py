@@ -1,8 +1,7 @@
-"""The fetcher: what it claims, when, and what it gives back."""
+"""The feeder: what it claims, when, and what it gives back."""
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from datetime import timedelta
@@ -14,7 +13,8 @@ from django_pglock.models import Task
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.store.wake import NEGATIVE_TTL
 from django_pglock.tasks.compat import TaskResultStatus
-from tests.db.worker.conftest import make_fetcher
+from django_pglock.worker.child.claimer import ALL, SYNC
+from tests.db.worker.conftest import make_feeder
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
@@ -113,7 +113,7 @@ def test_waiting_claims_are_given_back_while_longer_tasks_end_one_by_one(worker,
     give_back = in_flight.give_back_waiting
     monkeypatch.setattr(in_flight, "give_back_waiting", lambda: given_back.append(give_back()))
     # As after many short tasks.
-    in_flight.threads.expect_cost(1e-6)
+    in_flight.threads.cost = 1e-6
     with transaction.atomic():
         for _ in range(40):
             running_tasks.run_sql.enqueue(0.06)
@@ -126,36 +126,12 @@ def enqueue_silently(queue):
     return Task.objects.create(queue=queue, backend="default", task_path=tasks.nothing.module_path)
 
 
-def poll(fetcher, capacities=(("both", 2),)):
-    """Poll once, and return the queues of the claimed tasks."""
-    fetcher._prepare_poll(is_last_poll=False)
-    return [claim.queue for claim in fetcher._claim(list(capacities))]
-
-
-@pytest.mark.parametrize("capacities", [[("both", 2)], [("sync", 2)]])
-def test_a_notification_of_one_queue_hides_no_task_of_another(capacities):
+@pytest.mark.parametrize("kind", [ALL, SYNC])
+def test_a_notification_of_one_queue_hides_no_task_of_another(kind):
     """The worker was not notified of tasks that were ready before it asked for notifications."""
-    fetcher = make_fetcher(names=["a", "b"])
-    fetcher.sleep.begin()
+    feeder = make_feeder(names=["a", "b"])
+    feeder._ask()
     enqueue_silently("a")
-    fetcher.sleep.note_ready("b")
-    assert poll(fetcher, capacities) == ["a"]
-
-
-def sleeps_until_poll(fetcher):
-    """Return whether it has polled for the last time before a long sleep."""
-    return fetcher._are_others_empty and fetcher._discovery.next_in == math.inf
-
-
-@pytest.mark.parametrize("queues", [[], ["default"]], ids=["all", "one"])
-def test_a_thread_that_becomes_free_claims_a_task_that_was_locked(queues, worker, eventually, settings, gate):
-    """The last poll skipped its row. Nobody is notified of it, and the next poll would come ten minutes later."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "POLL_INTERVAL": 600.0}
-    running_tasks.wait_for_note.enqueue("go on")
-    row = enqueue_silently("default")
-    with transaction.atomic():
-        Task.objects.select_for_update().get(pk=row.pk)
-        polling = worker(queues=queues)
-        eventually(lambda: polling.in_flight.running and sleeps_until_poll(polling.fetcher))
-    gate()
-    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 2)
+    feeder.note_ready("b")
+    feeder._hear()
+    assert [claim.queue for claim in feeder._claim(kind, 2)] == ["a"]

@@ -1,0 +1,423 @@
+"""The feeder: claims as many tasks as the threads can use soon, and sleeps while there are none."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from django_pglock.conf import get_settings
+from django_pglock.store.liveness import LATE, silent_after
+from django_pglock.store.ready import ready_paths
+from django_pglock.store.settle import give_back, server_time
+from django_pglock.store.statements import keeps_plans
+from django_pglock.store.wake import MOST_HOPS, NEGATIVE_TTL, wake_others, write_sleep_flag
+from django_pglock.tasks import registry
+from django_pglock.tasks.registry import import_function
+from django_pglock.worker.child.claimer import ALL, ASYNC, SYNC, Claimer, FunctionKind
+from django_pglock.worker.child.drain import Drain
+from django_pglock.worker.child.exclusive_run import ExclusiveRun
+from django_pglock.worker.child.in_flight import LONGEST_WAIT, InFlight
+from django_pglock.worker.queues import Queues
+from django_pglock.worker.service import Service, logger
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.claim import Claim
+
+#: Seconds for which the feeder of an idle worker waits after a claim. Python runs one thread at a time. Without the
+#: wait, the task would begin only after the feeder has prepared its next poll.
+PAUSE_AFTER_CLAIM = 0.00005
+#: Seconds between two polls of a draining worker that waits for its tasks in flight.
+DRAINING = 0.1
+#: Seconds of uninterrupted work after which the worker unsets ``is_sleeping``, because it needs no notifications.
+BUSY = 0.1
+#: Seconds to the next poll if one kind of functions keeps the worker busy, and nothing was ready of the other kind.
+EMPTY_PAUSE = 0.05
+#: Seconds between two checks of an exclusive run.
+CHECK_INTERVAL = 0.05
+#: While notifications are certain to arrive, a worker multiplies its poll interval by this factor.
+LISTENING_FACTOR = 6
+#: The pause after a claim for only one kind of functions, as a multiple of the time that the claim took: if it found
+#: nothing, and if it found async tasks.
+EMPTY_PAUSE_FACTOR, ASYNC_PAUSE_FACTOR = 20, 4
+#: After this multiple of HEARTBEAT_LIMIT, a claim whose answer was lost either is committed or will never be, and the
+#: claims have been compared with the table since then.
+CERTAIN_AFTER = 3.0
+
+
+class ParentsHeartbeat:
+    """What this child knows of the heartbeats that its parent writes for it. The main thread writes the attributes."""
+
+    def __init__(self) -> None:
+        #: When the last heartbeat was begun that was written, by time.monotonic().
+        self.beat_at = -inf
+        #: Whether the parent has a session, and whether it receives notifications.
+        self.is_connected = self.is_listening = False
+
+    def is_alive(self) -> bool:
+        """Return whether others count this worker as alive, so that it may claim tasks."""
+        age = time.monotonic() - self.beat_at
+        return age <= silent_after() and (self.is_connected or age <= 2 * get_settings().HEARTBEAT_INTERVAL)
+
+    def is_notified(self) -> bool:
+        """Return whether notifications are sure to reach this worker."""
+        return self.is_listening and time.monotonic() - self.beat_at < LATE * get_settings().HEARTBEAT_INTERVAL
+
+
+class Feeder(Service):
+    """Fills the inboxes with tasks of the served queues, of one ``backend`` or, if it is None, of all backends.
+
+    One poll makes one claim: for all functions while threads and event loop both have free capacity, otherwise for one
+    kind of functions. The index of ready tasks has queues and priorities, but not functions. So a claim for one kind
+    reads and skips all tasks of the other kind that come first, and a pause follows in proportion to what it took.
+
+    ``drain`` is finished when nothing is in flight and no task is left that could be claimed. None: the worker does not
+    drain. ``on_task_limit`` is called when the process has claimed its maximum number of tasks.
+    """
+
+    name = "feeder"
+    keeps_plans = True
+
+    def __init__(
+        self,
+        in_flight: InFlight,
+        using: str,
+        worker: UUID,
+        queues: Queues,
+        *,
+        heartbeat: ParentsHeartbeat,
+        backend: str | None = None,
+        drain: Drain | None = None,
+        on_task_limit: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(using)
+        self.in_flight = in_flight
+        self.worker = worker
+        self.queues = queues
+        self.heartbeat = heartbeat
+        self.drain = drain
+        self.on_task_limit = on_task_limit
+        self.claimer = Claimer(using, worker, queues, backend=backend)
+        #: Whether the feeder has polled for tasks in its present session.
+        self.is_claiming = False
+        #: When this worker began to ask for notifications, by time.monotonic(); infinity: it does not.
+        self.asked_at = inf
+        # Queues in which notifications have said that tasks are ready, and how often they were passed on.
+        self._heard: dict[str, int] = {}
+        # Whether the last poll has shown that only queues named by later notifications can have ready tasks.
+        self._is_rest_empty = False
+        # Whether the kinds of functions are claimed in turn, because a claim for all was full; and which was the last.
+        self._is_split = False
+        self._last_kind: FunctionKind = ALL
+        # Until when a kind of functions is not claimed alone; and when to claim a kind that the last poll has left out
+        # although it had room.
+        self._paused_until: dict[FunctionKind, float] = {SYNC: 0.0, ASYNC: 0.0}
+        self._left_out_until = inf
+        # When the feeder last began a poll, when it last claimed a task, and since when it finds some in each poll.
+        self._polled_at = self._found_at = 0.0
+        self._busy_since: float | None = None
+        self._compared_at = time.monotonic()
+        self._discovery = Discovery(using, queues)
+        # Whether to search for unknown functions soon, because the last search was a moment before the last poll.
+        self._is_search_due = False
+        # A draining worker must not postpone a suspect, because it would leave the task behind.
+        self._exclusive_run = ExclusiveRun(in_flight, may_postpone=drain is None)
+
+    # For other threads
+
+    def note_ready(self, queue: str, hops: int = 0) -> None:
+        """Note that tasks of ``queue`` are ready, and poll at once.
+
+        ``hops``: how often workers that could claim nothing have passed the notification on.
+        """
+        if self.queues.serves(queue):
+            self.in_flight.notify_feeder(queue, hops)
+
+    def note_flag_unset(self) -> None:
+        """Note that the row does not say that this worker sleeps: it may have been deleted, and inserted again.
+
+        If this worker sleeps, it sets the flag again, because until then no notification comes.
+        """
+        if self.asks:
+            self.asked_at = inf
+            self.in_flight.notify_feeder()
+
+    def wake(self) -> None:
+        self.in_flight.feeder_wakeup.set()
+
+    # The service
+
+    def connected(self) -> None:
+        # A new session may find another row: this worker has to ask for notifications again.
+        self.asked_at, self._is_rest_empty = inf, False
+        # The answer to the last claim may have been lost with the previous session. By the table, such a task belongs
+        # to this worker, but it is not in flight here. It would stay RUNNING as long as this worker lives.
+        if self.reconnects:
+            self.in_flight.changed_at = time.monotonic()
+        self._give_back_unknown()
+
+    def close(self) -> None:
+        self.is_claiming = False
+        super().close()
+
+    def flush(self) -> None:
+        # Perhaps no other worker was notified of what this one was notified of.
+        if self.is_connected:
+            self._leave_to_others()
+
+    def finish(self) -> None:
+        self._exclusive_run.end()
+
+    def forbidden(self, error: BaseException) -> None:
+        if self.drain is not None:
+            self.drain.give_up(error)
+
+    def run_once(self) -> None:
+        # Cleared before the poll. If it is set from now on, there may be tasks that this poll does not find.
+        self.in_flight.feeder_wakeup.clear()
+        self.in_flight.is_capacity_wanted, self._left_out_until = True, inf
+        if self.in_flight.threads.are_late():
+            self.in_flight.give_back_waiting()
+        self._compare_if_due()
+        if self._exclusive_run.advance():
+            self._wait(CHECK_INTERVAL)
+            return
+        # Other workers would rescue tasks that a worker with a stale heartbeat claims, while the tasks run here.
+        may_claim = self.in_flight.may_claim() and self.heartbeat.is_alive()
+        # Before the claim, because a task that becomes ready after this check does not belong to the drain.
+        is_last_poll = may_claim and self.drain is not None and self.drain.is_last_poll(self.in_flight)
+        kind, limit = self._next_claim() if may_claim else (ALL, 0)
+        self._hear()
+        if not limit:
+            if self._heard:
+                self._leave_to_others()
+            self._wait(LONGEST_WAIT)
+        elif claims := self._claim(kind, limit):
+            self._begin(claims)
+            self._wake_others_if(kind != ALL or self.claimer.has_more)
+        else:
+            self._find_nothing(kind, is_last_poll=is_last_poll)
+
+    def _find_nothing(self, kind: FunctionKind, *, is_last_poll: bool) -> None:
+        self._is_search_due = self.claimer.was_ready
+        if self._is_search_due and self._discovery.is_due(SEARCH_INTERVAL):
+            self._is_search_due = False
+            if self._discovery.search():
+                # This process knows the functions of the ready tasks now, and claims them in the next pass.
+                self._is_rest_empty = False
+                return
+        # If this process does not know all functions, as during a deployment, another one may have the task.
+        is_unknown = self.claimer.was_ready and self._discovery.has_unknown
+        self._wake_others_if(kind != ALL or is_unknown, has_claimed=False)
+        if self.drain is not None:
+            # A thread may still be busy although its outcome is settled. Then this poll has left out sync functions.
+            if is_last_poll and kind == ALL and not self._is_search_due:
+                self.drain.finish()
+            self._wait(DRAINING)
+        elif kind != ALL and time.monotonic() - self._found_at < BUSY:
+            # The other kind of functions keeps the worker busy, so it does not sleep and needs no notifications.
+            self._wait(EMPTY_PAUSE)
+        else:
+            self._busy_since = None
+            self._sleep()
+
+    # The claim of a poll
+
+    def _next_claim(self) -> tuple[FunctionKind, int]:
+        """Return for which functions to claim now, and how many tasks; zero: none."""
+        in_flight, now = self.in_flight, time.monotonic()
+        most = inf if in_flight.claims_left is None else in_flight.claims_left
+        room = {SYNC: in_flight.threads.free_capacity(), ASYNC: in_flight.coroutines.free_capacity()}
+        free = {kind: int(min(most, room[kind])) for kind in self.claimer.kinds}
+        if len(free) == 1 or (all(free.values()) and not self._is_split):
+            return ALL, min(free.values())
+        kinds = [kind for kind in free if free[kind] and self._paused_until[kind] <= now]
+        # In turn, so that a backlog of one kind does not keep the other kind waiting.
+        kind = next((kind for kind in kinds if kind != self._last_kind), kinds[0] if kinds else ALL)
+        left_out = [self._paused_until[other] for other in free if free[other] and other != kind]
+        self._left_out_until = min(left_out, default=inf)
+        return kind, free.get(kind, 0)
+
+    def _claim(self, kind: FunctionKind, limit: int) -> list[Claim]:
+        if self._discovery.is_due(BUSY_SEARCH_INTERVAL):
+            self._discovery.search()
+        self._polled_at = time.monotonic()
+        claims = self.claimer.claim(kind, limit, notified=self._heard if self._is_rest_empty else ())
+        if kind == ALL:
+            self._is_split = self.claimer.has_more and len(self.claimer.kinds) > 1
+        else:
+            self._note_kind(kind, took=time.monotonic() - self._polled_at, has_found=bool(claims))
+        # A task may have been ready before this worker asked for notifications, also a task of a kind of functions
+        # that had no capacity.
+        self._is_rest_empty = kind == ALL and not claims and self._polled_at >= self._notified_from
+        self.is_claiming = True
+        return claims
+
+    def _note_kind(self, kind: FunctionKind, *, took: float, has_found: bool) -> None:
+        """Note a claim for one kind of functions, before which it was perhaps decided to claim them in turn."""
+        if kind == SYNC and not self.claimer.has_more:
+            self._is_split = False
+        self._last_kind = kind
+        # Idle threads are worse than slow claims, so there is no pause while sync tasks are found.
+        factor = EMPTY_PAUSE_FACTOR if not has_found else ASYNC_PAUSE_FACTOR if kind == ASYNC else 0
+        self._paused_until[kind] = time.monotonic() + factor * took
+
+    def _begin(self, claims: Sequence[Claim]) -> None:
+        """Pass claims to the threads and the event loop."""
+        self._found_at = time.monotonic()
+        self.in_flight.begin_all(self._exclusive_run.hold_back_suspects(claims))
+        if self._busy_since is None:
+            self._busy_since = self._found_at
+            time.sleep(PAUSE_AFTER_CLAIM)
+        elif self._found_at - self._busy_since > BUSY:
+            self._ask_for_no_more()
+        if self.in_flight.claims_left == 0:
+            self.on_task_limit()
+
+    # Notifications
+
+    def _hear(self) -> None:
+        """Read the news of other threads."""
+        while self.in_flight.news:
+            if (ready := self.in_flight.news.popleft()) is None:
+                self._is_rest_empty = False
+            else:
+                queue, hops = ready
+                self._heard[queue] = hops
+
+    def _wake_others_if(self, is_needed: bool, *, has_claimed: bool = True) -> None:
+        """Wake other workers if ready tasks may be left in the queues that notifications have named; forget the queues.
+
+        A worker that ``has_claimed`` nothing may not know the functions. So it wakes others only a few times, or
+        workers would wake each other without end.
+        """
+        heard, self._heard = self._heard, {}
+        for hops in {*heard.values()} if is_needed else ():
+            if has_claimed or hops < MOST_HOPS:
+                queues = [queue for queue in heard if heard[queue] == hops]
+                wake_others(self.using, queues, self.worker, hops=0 if has_claimed else hops + 1)
+
+    def _leave_to_others(self) -> None:
+        """Wake other workers for what this one was notified of, and ask for no more notifications."""
+        self._ask_for_no_more()
+        self._hear()
+        self._wake_others_if(True)
+
+    def _ask(self) -> None:
+        """Ask for notifications. A poll must follow, because no notification comes for tasks that were ready before."""
+        write_sleep_flag(self.using, self.worker, is_sleeping=True)
+        self.asked_at = time.monotonic()
+
+    def _ask_for_no_more(self) -> None:
+        if self.asks:
+            write_sleep_flag(self.using, self.worker, is_sleeping=False)
+            self.asked_at, self._is_rest_empty = inf, False
+
+    @property
+    def asks(self) -> bool:
+        """Whether this worker asks for notifications."""
+        return self.asked_at < inf
+
+    @property
+    def _notified_from(self) -> float:
+        """The moment from which on other processes notify this worker of each new task; infinity: they do not.
+
+        A poll that begins later finds the tasks that came before. A poll that only ends later may miss some of them.
+        """
+        return self.asked_at + NEGATIVE_TTL * 1.2
+
+    # Pauses
+
+    def _sleep(self) -> None:
+        """Ask for notifications, then poll twice (``store/wake.py`` says why), then sleep until the next poll."""
+        if not self.asks and keeps_plans(self.using):
+            # Also while the session that listens is lost or late: its next one comes before the next poll. Behind a
+            # pooler, where no session keeps plans, no notification will ever come.
+            self._ask()
+        elif self._polled_at < self._notified_from < inf:
+            self._wait(self._notified_from - time.monotonic())
+        else:
+            self._wait(self._until_next_poll())
+
+    def _until_next_poll(self) -> float:
+        """Return for how many seconds to sleep: longer while notifications are certain to arrive.
+
+        The oldest parent searches for tasks with a lost notification (``heartbeat.py``), so they do not wait longer. It
+        also finds tasks without one: a trigger enqueues in a transaction that commits much later, or the lock of a row
+        ends that a poll has skipped. So a thread that becomes free is no reason to poll.
+        """
+        seconds = random.uniform(0.8, 1.2) * get_settings().POLL_INTERVAL  # noqa: S311
+        if self.heartbeat.is_notified():
+            seconds *= LISTENING_FACTOR
+            self.in_flight.is_capacity_wanted = not self._is_rest_empty
+        if self._has_uncertain_claims():
+            seconds = min(seconds, get_settings().HEARTBEAT_LIMIT)
+        # No second notification comes for a task whose function was not searched for, because a search was just before.
+        return min(seconds, SEARCH_INTERVAL) if self._is_search_due else seconds
+
+    def _wait(self, seconds: float) -> None:
+        """Sleep until ``feeder_wakeup`` is set; less if claims wait, to check them, or if a kind was left out."""
+        if self.in_flight.waiting:
+            seconds = min(seconds, LONGEST_WAIT)
+        seconds = max(0.0, min(seconds, self._left_out_until - time.monotonic()))
+        self.report_alive(seconds)
+        self.in_flight.feeder_wakeup.wait(seconds)
+
+    # Claims whose answer was lost
+
+    def _has_uncertain_claims(self) -> bool:
+        since = time.monotonic() - self.in_flight.changed_at
+        return bool(self.in_flight.claims) or since < CERTAIN_AFTER * get_settings().HEARTBEAT_LIMIT
+
+    def _compare_if_due(self) -> None:
+        """Compare this worker's tasks in the table with those in flight, as long as they may differ.
+
+        A claim whose answer was lost may be committed after the feeder, in its next session, has searched for such
+        claims. Some seconds later, the claim either is committed or will never be.
+        """
+        limit = get_settings().HEARTBEAT_LIMIT
+        if time.monotonic() - self._compared_at >= limit and self._has_uncertain_claims():
+            self._give_back_unknown(older_than=limit)
+
+    def _give_back_unknown(self, *, older_than: float = 0.0) -> None:
+        """Give back the tasks of this worker, claimed so many seconds ago, that are not in flight."""
+        # This process may freeze between the list and the statement, and threads may be claiming for their groups at
+        # this moment. The order of these lines matters. ``before`` excludes claims that are made after it was read. The
+        # date of a group's claim may be older, because it has waited for a lock. The key of an earlier claim stays in
+        # ``claiming_groups`` until the claim is in flight. So ``group_keys`` has its key, or ``known`` has the claim.
+        before, group_keys = server_time(self.using), self.in_flight.group_keys_being_claimed()
+        self._compared_at, known = time.monotonic(), self.in_flight.task_ids()
+        lost = give_back(self.using, self.worker, known, older_than=older_than, before=before, except_keys=group_keys)
+        if lost:
+            logger.warning("Gave back %d tasks that were claimed for this worker and never reached it.", lost)
+
+
+#: Seconds between two searches while tasks are ready that this process cannot claim, and while it has other work.
+SEARCH_INTERVAL, BUSY_SEARCH_INTERVAL = 1.0, 30.0
+
+
+class Discovery:
+    """Imports the modules that ready tasks of the served queues name, if ``tasks/registry.py`` allows them."""
+
+    def __init__(self, using: str, queues: Queues) -> None:
+        self.using = using
+        self.queues = queues
+        self._searched_at = -inf
+        #: Whether the last search has found tasks whose functions this process does not know.
+        self.has_unknown = False
+
+    def is_due(self, after: float) -> bool:
+        """Return whether the last search was so many seconds ago."""
+        return time.monotonic() - self._searched_at >= after
+
+    def search(self) -> bool:
+        """Import the modules. Return whether functions were found."""
+        self._searched_at = time.monotonic()
+        served = {path for queue, path in ready_paths(self.using) if self.queues.serves(queue)}
+        unknown = [path for path in sorted(served) if registry.find(path) is None]
+        found = [path for path in unknown if import_function(path)]
+        self.has_unknown = len(found) < len(unknown)
+        return bool(found)
