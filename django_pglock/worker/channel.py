@@ -89,6 +89,7 @@ class Channel:
             yield json.loads(line)
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end. Not while another thread sends: the number may be that of another file a moment later."""
         self.is_over = True
-        self._socket.close()
+        with self._sending:
+            self._socket.close()

@@ -9,6 +9,7 @@ import pytest
 
 from django_pglock.worker import channel as module
 from django_pglock.worker.channel import Channel
+from tests.conftest import NEVER
 
 
 @pytest.fixture
@@ -80,6 +81,29 @@ def test_messages_of_several_threads_are_not_mixed(ends):
     assert messages == [{"text": "x" * 3000}] * 200
     for each in senders:
         each.join()
+
+
+def test_an_end_is_not_closed_while_another_thread_sends(ends):
+    """Its number would belong to the next file that is opened, perhaps to the channel of another child."""
+    first, second = ends
+    sending, go_on, closing = threading.Event(), threading.Event(), threading.Thread(target=first.close)
+    whole = first.is_own
+
+    def is_own():
+        sending.set()
+        assert go_on.wait(NEVER)
+        return whole()
+
+    first.is_own = is_own
+    sender = threading.Thread(target=lambda: first.send(wake=["mail", 0]))
+    sender.start()
+    assert sending.wait(NEVER)
+    closing.start()
+    go_on.set()
+    for each in (sender, closing):
+        each.join()
+    assert list(second.receive()) == [{"wake": ["mail", 0]}]
+    assert second.is_over
 
 
 def test_the_end_of_the_other_side_is_noticed_after_its_last_message(ends):

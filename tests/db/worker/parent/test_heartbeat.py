@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from uuid import uuid4
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import connection, transaction
 from django.db.models.functions import Now
 
 from django_pglock.keys.reserved import WORKER
@@ -17,7 +17,6 @@ from django_pglock.models import AdvisoryLock, Attempt, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.liveness import Beat
 from django_pglock.store.requests_to_worker import request_stack
-from django_pglock.worker import service
 from django_pglock.worker.parent import heartbeat as module
 from django_pglock.worker.parent.heartbeat import Heartbeat
 from tests.conftest import NEVER
@@ -124,6 +123,23 @@ def test_a_worker_that_has_just_been_started_has_its_row_at_once(beating, beat_o
     heartbeat.workers.ids.append(uuid4())
     assert beat_once(heartbeat) == set(heartbeat.workers.ids)
     assert Worker.objects.count() == 2
+
+
+def test_a_worker_that_is_started_during_a_beat_has_its_row_at_once(beating, eventually):
+    """The loop starts it right after the heartbeat has read which workers there are."""
+    heartbeat = beating()
+    workers, later = heartbeat.workers, uuid4()
+
+    def beats():
+        found = FakeWorkers.beats(workers)
+        if later not in workers.ids:
+            workers.ids.append(later)
+            heartbeat.beat_soon()
+        return found
+
+    workers.beats = beats
+    heartbeat.beat_soon()
+    eventually(lambda: Worker.objects.filter(pk=later).exists())
 
 
 def test_functions_are_sent_only_when_the_row_has_others(beating, beat_once):
@@ -316,29 +332,6 @@ def test_beats_are_written_while_the_table_of_tasks_is_locked(beating, beat_once
     eventually(lambda: heartbeat.workers.requests)
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-def test_without_a_server_it_tries_again_and_says_so_once(started, eventually, monkeypatch, caplog, is_first):
-    with monkeypatch.context() as patch:
-        if is_first:
-            patch.setattr(service, "dedicated_connection", _refuse)
-            heartbeat = started()
-        else:
-            heartbeat = started()
-            eventually(lambda: heartbeat.workers.written)
-            patch.setattr(service, "dedicated_connection", _refuse)
-            terminate("heartbeat")
-        eventually(lambda: heartbeat.workers.lost > 2)
-        assert (heartbeat.is_connected, heartbeat.is_listening) == (False, False)
-    eventually(lambda: heartbeat.is_connected and heartbeat.workers.written and heartbeat.last_error is None)
-    what = "cannot reach the database" if is_first else "has lost its database connection"
-    assert caplog.text.count(f"The heartbeat {what} and tries again: ") == 1
-    eventually(lambda: "The heartbeat works again. Failed attempts: " in caplog.text)
-
-
-def _refuse(*args, **options):
-    raise OperationalError("no server at the moment")
-
-
 def test_a_server_process_that_does_not_answer_costs_a_session(beating, beat_once, eventually, monkeypatch):
     """The server cannot end a statement itself while its process is stopped."""
     heartbeat = beating()
@@ -396,13 +389,6 @@ def test_a_worker_whose_row_was_removed_is_woken_again_soon(worker, eventually):
     eventually(sleeps.exists, why="it does not ask for news any more")
 
 
-def test_a_worker_behind_a_pooler_polls(pooled, worker, finished):
-    running = worker()
-    assert not running.heartbeat.is_listening
-    assert Worker.objects.get().lock_key is None
-    finished(tasks.nothing.enqueue())
-
-
 def test_tasks_that_come_while_the_session_that_listens_is_ended_are_found(worker, eventually, settings):
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
     worker()
@@ -410,19 +396,6 @@ def test_tasks_that_come_while_the_session_that_listens_is_ended_are_found(worke
     terminate("heartbeat")
     tasks.nothing.enqueue()
     eventually(lambda: Task.objects.get().status == "SUCCESSFUL")
-
-
-def test_a_worker_claims_nothing_while_its_parent_cannot_beat(worker, eventually, monkeypatch):
-    running = worker()
-    monkeypatch.setattr(running.crew.heartbeat, "open", _refuse)
-    terminate("heartbeat")
-    eventually(lambda: not running.child.heartbeat.is_alive())
-    eventually(lambda: running.child.unready() is not None)
-    result = tasks.nothing.enqueue()
-    time.sleep(0.3)
-    assert Task.objects.get(pk=result.id).status == "READY"
-    monkeypatch.undo()
-    eventually(lambda: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
 
 
 def test_polling_finds_a_cancel_without_a_notification(pooled, worker, eventually):

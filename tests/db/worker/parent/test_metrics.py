@@ -28,6 +28,7 @@ def test_outcomes_of_claims_are_counted(probed, eventually, monkeypatch):
         call.enqueue(*["a"] * (call is tasks.fail_twice))
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.filter(name="waits").exists())
+    eventually(lambda: (found := metrics(worker))["tasks_in_flight"] == found["tasks_running"] == 1)
     Task.objects.filter(task_path__endswith="wait_for_note").update(attempts=F("attempts") + 1)
     running_tasks.note("go on")
 
@@ -70,14 +71,6 @@ def test_attempts_are_counted_by_function_with_their_times(probed, eventually):
     assert found[f"{times}+Inf"] == found[f"task_run_seconds_count queue=default,{path}"] == 3
     assert 0 < found[f"task_run_seconds_sum queue=default,{path}"] < NEVER
     assert found[f"task_wait_seconds_count queue=default,{path}"] == 1
-
-
-def test_metrics_count_the_tasks_in_flight(probed, eventually):
-    worker = probed(threads=1)
-    running_tasks.wait_for_note.enqueue("go on")
-    eventually(lambda: (found := metrics(worker))["tasks_in_flight"] == found["tasks_running"] == 1)
-    running_tasks.note("go on")
-    eventually(lambda: (found := metrics(worker))["tasks_in_flight"] == found["tasks_running"] == 0)
 
 
 def test_the_queues_of_the_database_are_counted(probed, eventually, monkeypatch):

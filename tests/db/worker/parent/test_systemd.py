@@ -76,11 +76,11 @@ def test_systemd_is_notified_of_start_heartbeats_and_end(messages, worker, event
     assert lines.count("READY=1") == 1
 
 
-@pytest.mark.parametrize("messages", ["abstract"], indirect=True)
 def refuse(*args, **options):
     raise OperationalError("no server at the moment")
 
 
+@pytest.mark.parametrize("messages", ["abstract"], indirect=True)
 def test_a_worker_without_database_still_lives_for_systemd(messages, worker, eventually, monkeypatch):
     monkeypatch.setenv("WATCHDOG_USEC", "300000")
     worker()
