@@ -24,7 +24,7 @@ those of the other one. The server's clock may also be put forward, so an interr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -158,12 +158,6 @@ class HeartbeatReply(NamedTuple):
     older_parents: int
     #: Whether heartbeats of workers of other parents are missing.
     are_others_missing: bool
-
-    @classmethod
-    def of(cls, texts: Sequence[str | None]) -> HeartbeatReply:
-        """Return the answer as the server has sent it."""
-        known, is_sleeping, older, are_missing = texts
-        return cls(int(known or 0), is_sleeping == "t", int(older or 0), are_missing == "t")
 
 
 def is_alive() -> Q:

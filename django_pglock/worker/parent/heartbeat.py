@@ -26,7 +26,7 @@ from psycopg import Notify
 from django_pglock.conf import get_settings
 from django_pglock.error_reading import one_line
 from django_pglock.keys.reserved import draw_number
-from django_pglock.loggers import WORKER, get_logger
+from django_pglock.loggers import WORKER, RateOfRecords, get_logger
 from django_pglock.postgres.connections import connection_for, has_session_ended, is_forbidden, is_pooled
 from django_pglock.postgres.notifications import Waker
 from django_pglock.store.liveness import BEAT, LATE, LOCK_PARENT, UPKEEP_PARENTS, Beat, HeartbeatReply, beat_values
@@ -42,6 +42,8 @@ Rows = list[tuple[Any, ...]]
 
 #: Seconds between two checks for pending migrations.
 CHECK_INTERVAL = 1.0
+#: Seconds between two warnings about a locked row.
+BETWEEN_WARNINGS = 3600.0
 #: The pause before a beat is tried again because another session has locked a row, as a share of the interval.
 LOCKED_PAUSE = 0.1
 #: The statements that read the table of tasks wait no longer than this for its lock, so that no beat is late.
@@ -104,9 +106,9 @@ class Heartbeat(Service):
         self._known: dict[UUID, int] = {}
         #: The queues that had ready tasks at the last beat. Only the oldest parent knows.
         self.ready_queues: set[str] = set()
-        # Since when beats of these workers could not be written.
-        self._unwritten: dict[UUID, float] = {}
-        self._has_warned = False
+        # Since when a beat could not be written, because its row is locked. And for the warning about it.
+        self._locked_since = math.inf
+        self._warnings = RateOfRecords(BETWEEN_WARNINGS)
         # Stacks to write: text, task, attempt, worker. Notifications that have come. A pair of sockets to end the wait.
         self._stacks: SimpleQueue[tuple[str, int, int, UUID]] = SimpleQueue()
         self._notes: deque[Notify] = deque()
@@ -228,10 +230,14 @@ class Heartbeat(Service):
         try:
             return self._ask((LIMIT, ()), statement)[1]
         except DatabaseError as error:
-            if not self.is_connected or has_session_ended(connection_for(self.using)):
+            if self._is_lost:
                 raise
             logger.warning("A statement of the heartbeat was refused: %s", one_line(error))
             return []
+
+    @property
+    def _is_lost(self) -> bool:
+        return not self.is_connected or has_session_ended(connection_for(self.using))
 
     def _look_for_requests(self) -> None:
         """Ask for requests about running tasks, because a notification says that there is one."""
@@ -252,6 +258,8 @@ class Heartbeat(Service):
         try:
             _, rows, requests, *ready = self._ask((LIMIT, ()), beat, *look)
         except DatabaseError:
+            if self._is_lost:
+                raise
             # The table of tasks is locked. The next beat looks at it again.
             [rows], requests, ready = self._ask(beat), [], []
         self._note(rows, given, began)
@@ -272,14 +280,19 @@ class Heartbeat(Service):
         self.workers.note_beat(replies, began)
         now, pause = time.monotonic(), get_settings().HEARTBEAT_INTERVAL * LOCKED_PAUSE
         unwritten = [beat for beat in given if beat.id not in replies]
-        self._unwritten = {beat.id: self._unwritten.get(beat.id, now) for beat in unwritten}
-        for beat in unwritten:
-            # A beat without functions makes no row. The next one has them, and shows whether there is a row. And the
-            # worker itself may have locked it for a moment, to write that it sleeps.
-            if beat.task_paths is not None and now - self._unwritten[beat.id] >= pause:
-                self._warn_of_locked_row(beat.id)
+        # A beat without functions makes no row. The next one has them, and shows whether there is a row. And the worker
+        # itself may have locked it for a moment, to write that it sleeps.
+        locked = [beat for beat in unwritten if beat.task_paths is not None]
+        self._locked_since = min(self._locked_since, now) if locked else math.inf
         if unwritten:
             self._next_at = min(self._next_at, now + pause)
+        if now - self._locked_since >= pause and self._warnings.allows():
+            logger.warning(
+                "The heartbeat of worker %s cannot be written, because another session has locked its row in the table "
+                "of workers, perhaps one that is idle in a transaction. Until that session ends its transaction, the "
+                "worker runs what it has claimed, and soon claims nothing more.",
+                locked[0].id,
+            )
 
     def _note_success(self, replies: dict[UUID, HeartbeatReply], began: float) -> None:
         now, late = time.monotonic(), LATE * get_settings().HEARTBEAT_INTERVAL
@@ -293,17 +306,6 @@ class Heartbeat(Service):
             self.workers.wake_upkeep(rescues=True)
         elif before is None or self.older_parents < UPKEEP_PARENTS <= before:
             self.workers.wake_upkeep()
-
-    def _warn_of_locked_row(self, worker: UUID) -> None:
-        if self._has_warned:
-            return
-        self._has_warned = True
-        logger.warning(
-            "The heartbeat of worker %s cannot be written, because another session has locked its row in the table of "
-            "workers, perhaps one that is idle in a transaction. Until that session ends its transaction, the worker "
-            "runs what it has claimed, and soon claims nothing more.",
-            worker,
-        )
 
     def _note_requests(self, rows: Rows) -> None:
         for worker, task, attempt, is_cancel, is_stack in rows:
