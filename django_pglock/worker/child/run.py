@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
@@ -19,7 +18,6 @@ from django.db import Error as DatabaseFailure
 from django.db import transaction
 from django.db.transaction import TransactionManagementError
 from psycopg import Error as PsycopgError
-from psycopg.errors import CrashShutdown
 
 from django_pglock.error_reading import message_of, one_line
 from django_pglock.errors import ClaimLost, TaskCancelled
@@ -32,7 +30,7 @@ from django_pglock.tasks.claim import Claim
 from django_pglock.worker.child.attempt import Attempt
 from django_pglock.worker.child.in_flight import EndedClaim
 from django_pglock.worker.child.logs import log_claim
-from django_pglock.worker.child.task_connections import leave_read_only_sessions
+from django_pglock.worker.child.task_connections import leave_read_only_sessions, was_ended_by_others
 
 if TYPE_CHECKING:
     from django_pglock.worker.child.runners import Runner
@@ -134,7 +132,7 @@ def _run_atomic(attempt: Attempt) -> EndedClaim:
         connection = connection_for(attempt.using)
         connection.ensure_connection()
         session: Any = connection.connection
-        with Notices(session) as notices, transaction.atomic(using=attempt.using, durable=True):
+        with transaction.atomic(using=attempt.using, durable=True):
             has_begun = True
             # Registered first, so it is called whatever the hooks of the function do.
             transaction.on_commit(note_commit, using=attempt.using)
@@ -170,9 +168,10 @@ def _run_atomic(attempt: Attempt) -> EndedClaim:
             fault.__cause__ = error
             return attempt.ended(attempt.failure(fault))
         if session.closed:
-            # The connection is lost, and perhaps the COMMIT arrived. The guard of the next settle finds out. If it was
-            # no outage, the function may have ended its session, by an idle transaction for example.
-            return attempt.ended(interrupted(claim, error, is_suspect=not was_ended_by_others(error, notices)))
+            # The connection is lost, and perhaps the COMMIT arrived. The guard of the next settle finds out. If nobody
+            # else has ended the session, the function may have, by an idle transaction for example.
+            is_suspect = not was_ended_by_others(session, error)
+            return attempt.ended(interrupted(claim, error, is_suspect=is_suspect))
         return attempt.ended(_refused(attempt, error) if has_returned else _failure_here(attempt, error))
     return attempt.ended(outcome, is_settled=True)
 
@@ -227,35 +226,3 @@ def _failure(attempt: Attempt, error: BaseException) -> Outcome:
         # It could not even be called: there is no memory for it, say.
         return _given_back(attempt.claim, attempt.using, error)
     return attempt.failure(error)
-
-
-class Notices(list[str]):
-    """The codes of what the server tells a session beside its answers while an atomic function runs.
-
-    If one session crashes, the server tells all others. The one that has crashed is told nothing. This is no generator,
-    because contextlib sets an attribute of the function's exception, which may be frozen.
-    """
-
-    def __init__(self, session: Any) -> None:
-        super().__init__()
-        self._session = session
-
-    def __enter__(self) -> Notices:
-        # Some pools lend another object, which has no attributes after its return.
-        with suppress(AttributeError):
-            self._session.add_notice_handler(self._note)
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        # The function may have removed all handlers.
-        with suppress(AttributeError, ValueError):
-            self._session.remove_notice_handler(self._note)
-
-    def _note(self, diagnostic: Any) -> None:
-        # Now, because libpq deletes the notice afterwards.
-        self.append(diagnostic.sqlstate or "")
-
-
-def was_ended_by_others(error: BaseException, notices: Notices) -> bool:
-    """Return whether the server or a pooler says that the session was not ended by its own task."""
-    return any(code == CrashShutdown.sqlstate or code.startswith("08") for code in (*sqlstates_of(error), *notices))

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import connections
 from django.db.backends.signals import connection_created
+from psycopg.errors import CannotConnectNow, CrashShutdown
 from psycopg.pq import TransactionStatus
 
 from django_pglock.locks.session_locks import holds_locks
-from django_pglock.postgres.connections import end_session, has_session_ended
+from django_pglock.postgres.connections import end_session, has_session_ended, sqlstates_of
 from django_pglock.postgres.sessions import limit_waiting
 from django_pglock.postgres.standby import access_of, is_on_standby
 from django_pglock.postgres.stopping import install_if_in_task, install_wrapper
@@ -30,6 +31,10 @@ IDLE_TIMEOUT = 60.0
 #: Seconds for which a busy thread keeps a connection, also if CONN_MAX_AGE is less. With 0, Django's default, each
 #: check would close the connection. To open the next one takes as long as a small task.
 LEAST_AGE = 10.0
+#: The server ends a session with these codes because another session has crashed, or because it stops.
+ENDED_BY_OTHERS = (CrashShutdown.sqlstate, CannotConnectNow.sqlstate)
+#: The attribute of psycopg's connection with the notices of such an end.
+_CRASHES = "_django_pglock_crashes"
 #: The attribute of a session that no statement has used since the end of the last task.
 _OF_EARLIER_TASK = "_django_pglock_of_earlier_task"
 
@@ -37,6 +42,7 @@ _OF_EARLIER_TASK = "_django_pglock_of_earlier_task"
 def prepare_connections() -> None:
     """Let tasks be stopped at the statements of this thread's connections. Limit and watch the waits for the server."""
     connection_created.connect(install_if_in_task, dispatch_uid="django_pglock.stopping")
+    connection_created.connect(_hear_of_crashes, dispatch_uid="django_pglock.crashes")
     for alias in connections:
         # If the connection of an alias cannot be made, the error is raised where it is used.
         with contextlib.suppress(Exception):
@@ -46,6 +52,23 @@ def prepare_connections() -> None:
                 limit_waiting(connection)
                 # Django calls this before each statement, with CONN_HEALTH_CHECKS or without.
                 connection.close_if_health_check_failed = partial(_close_if_ended, connection)
+
+
+def _hear_of_crashes(connection: Any, **kwargs: Any) -> None:
+    """Note on a new session if the server ends it because another one has crashed, which is told to all others."""
+    raw = connection.connection
+    if connection.vendor == "postgresql" and not hasattr(raw, _CRASHES):
+        crashes: list[bool] = []
+        # The pool of another package may lend an object without attributes and handlers.
+        with contextlib.suppress(AttributeError):
+            setattr(raw, _CRASHES, crashes)
+            raw.add_notice_handler(lambda notice: crashes.extend([True] * (notice.sqlstate in ENDED_BY_OTHERS)))
+
+
+def was_ended_by_others(raw: Any, error: BaseException) -> bool:
+    """Return whether the server or a pooler says that another session has ended this one, of psycopg."""
+    codes = sqlstates_of(error)
+    return bool(getattr(raw, _CRASHES, ())) or any(code in ENDED_BY_OTHERS or code.startswith("08") for code in codes)
 
 
 def expect_next_task(session: Any) -> None:
