@@ -25,20 +25,14 @@ from django_pglock.conf import get_settings
 from django_pglock.error_reading import one_line
 from django_pglock.errors import DuplicateTask
 from django_pglock.loggers import get_logger
-from django_pglock.postgres.connections import connection_for, transaction_block
-from django_pglock.store.admit import admit_on_commit
-from django_pglock.store.insert_tasks import Call, due_of, meta_of, row_of
+from django_pglock.postgres.connections import connection_for
 from django_pglock.store.liveness import is_recent
 from django_pglock.store.marking import first_free, mark
 from django_pglock.store.statements import array_of_numbers, rows_of, run
-from django_pglock.store.wake import wake, wake_parents
-from django_pglock.tasks import instrumentation, registry
+from django_pglock.store.wake import wake_parents
+from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import keys_of
-from django_pglock.tasks.claim import date_of
-from django_pglock.tasks.compat import task_enqueued
-from django_pglock.tasks.results import as_called, make_result
 from django_pglock.tasks.schedules import Timing, timing_of
-from django_pglock.tasks.states import TaskStatus
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
@@ -48,7 +42,7 @@ logger = get_logger("django_pglock.tasks")
 #: The key in ``meta`` for the id of the task that the previous tick has enqueued.
 PREVIOUS_RUN = "previous_run"
 #: The largest number of ticks in one transaction, and of versions in a row.
-MOST_TICKS, MOST_VERSIONS = 500, 20
+MOST_TICKS, MOST_VERSIONS = 200, 20
 #: How many successful runs of a schedule are kept, and the least number of seconds for which each is kept.
 KEPT_RUNS, LEAST_KEPT = 100, 3600
 #: The key in ``meta`` of a run that expires only if it succeeds. ``SETTLE_OTHERS`` and ``RESCUE`` read it.
@@ -91,31 +85,10 @@ UPDATE {schedule} AS schedule SET next_at = due.following FROM due WHERE schedul
 RETURNING schedule.name, schedule.last_task
 """
 
-# Writes the tasks of many ticks, whose functions and options differ, and notes them in their schedules. Leaves out the
-# ticks whose unique keys are taken. ``Row`` in insert_tasks.py says which status a task begins with.
-ENQUEUE_TICKS = """
-WITH serial AS MATERIALIZED (SELECT pg_get_serial_sequence('{task}', 'id')::regclass AS sequence
-), given AS MATERIALIZED (
-    SELECT nextval(serial.sequence) AS id, each.* FROM serial, jsonb_to_recordset(%s::jsonb) AS each (
-        name text, tick timestamptz, queue text, priority smallint, task_path text, args text, kwargs text,
-        backend text, max_retries smallint, meta text, lock_key text, group_key text, fair_key text, unique_key text,
-        concurrency smallint, unique_scope text, unique_for double precision, keep_result integer,
-        delay double precision)
-), new AS (
-    INSERT INTO {task} (id, status, run_after, queue, priority, task_path, args, kwargs, backend, max_retries, meta,
-        lock_key, group_key, fair_key, unique_key, concurrency, unique_scope, unique_until, keep_result)
-    SELECT id, CASE WHEN delay > 0 THEN 'SCHEDULED' WHEN lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END,
-           statement_timestamp() + make_interval(secs => delay), queue, priority, task_path,
-           args::jsonb, kwargs::jsonb, backend, max_retries, meta::jsonb, lock_key, group_key, fair_key, unique_key,
-           concurrency, unique_scope,
-           statement_timestamp() + make_interval(secs => unique_for), keep_result
-    FROM given ORDER BY {in_order_of_keys}, id
-    ON CONFLICT DO NOTHING
-    RETURNING id, status, enqueued_at
-)
-UPDATE {schedule} AS schedule SET last_at = given.tick, last_task = new.id
-FROM given JOIN new ON new.id = given.id WHERE schedule.name = given.name
-RETURNING schedule.name, new.id, new.status, date_part('epoch', new.enqueued_at)
+# Notes the tasks of ticks in their schedules.
+NOTE_TASKS = """
+UPDATE {schedule} AS schedule SET last_at = given.tick, last_task = given.task
+FROM unnest(%s::text[], %s::timestamptz[], %s::bigint[]) AS given (name, tick, task) WHERE schedule.name = given.name
 """
 
 # By the primary key.
@@ -263,9 +236,6 @@ class ScheduleKeeper:
 
     def _enqueue(self, tasks: dict[str, TaskFields], due: list[Tick]) -> tuple[list[int], bool]:
         """Enqueue ticks, most of them together. Return the ids of the tasks, and whether ticks are left."""
-        if instrumentation.instruments:
-            # An instrument observes each enqueue by itself.
-            self._alone = dict.fromkeys(each.schedule.name for each in due) | self._alone
         together = [each for each in due if each.schedule.name not in self._alone]
         enqueued = self._enqueue_together(tasks, together[:MOST_TICKS]) if together else []
         alone = {each.schedule.name: each for each in due}
@@ -281,7 +251,7 @@ class ScheduleKeeper:
         session = connection_for(self.using).connection
         try:
             with transaction.atomic(using=self.using, durable=True):
-                return self._write_together(tasks, _take(self.using, ticks))
+                return _enqueue_ticks(self.using, tasks, ticks)
         except Exception:
             if connection_for(self.using).connection is not session:
                 raise
@@ -294,73 +264,19 @@ class ScheduleKeeper:
         del self._alone[name]
         try:
             with transaction.atomic(using=self.using, durable=True):
-                return [id_ for each in _take(self.using, [tick]) for id_ in self._write_one(tasks, *each)]
+                return _enqueue_ticks(self.using, tasks, [tick])
         except (OperationalError, InterfaceError) as error:
             self._alone[name] = None
             if connection_for(self.using).connection is not session:
                 raise
             text = "The tick of %s at %s was not enqueued. The worker tries again: %s"
             logger.warning(text, name, tick.at, one_line(error))
-            return []
-
-    def _write_one(self, tasks: dict[str, TaskFields], tick: Tick, previous: int | None) -> list[int]:
-        """Enqueue the task of one tick. Return its id. A tick that cannot be enqueued is skipped."""
-        row = tick.schedule
-        try:
-            id_ = _enqueue_scheduled(self.using, _ticked(tasks[row.task_path], tick, previous))
-        except (OperationalError, InterfaceError):
-            raise
         except Exception:
-            self._alone[row.name] = None
-            logger.exception("The tick of %s at %s cannot be enqueued. It is skipped.", row.name, tick.at)
-            return []
-        if id_ is None:
-            return []
-        rows_of("Schedule", self.using).filter(pk=row.name).update(last_at=tick.at, last_task=id_)
-        return [id_]
-
-    def _write_together(self, tasks: dict[str, TaskFields], taken: list[tuple[Tick, int | None]]) -> list[int]:
-        """Enqueue the tasks of ticks by one statement. Return their ids."""
-        calls = [_ScheduledCall(tick, previous, tasks[tick.schedule.task_path]) for tick, previous in taken]
-        given = json.dumps([call.values for call in calls])
-        written = {name: row for name, *row in run(self.using, ENQUEUE_TICKS, given)} if calls else {}
-        new = [(call, *written[call.name]) for call in calls if call.name in written]
-        _follow(self.using, new)
-        # The others have a unique key that another task has. They are due again, and each is tried alone.
-        others = [call.tick for call in calls if call.name not in written]
-        _put_back(self.using, others)
-        self._alone |= dict.fromkeys(each.schedule.name for each in others)
-        return [id_ for _, id_, *_ in new]
-
-
-class _ScheduledCall:
-    """The call of a function by a tick."""
-
-    def __init__(self, tick: Tick, previous: int | None, function: TaskFields) -> None:
-        self.tick, self.name = tick, tick.schedule.name
-        self.task = _ticked(function, tick, previous)
-        backend: Any = function.get_backend()
-        # Raises what ``enqueue()`` would raise.
-        backend.check_call(function, (), {})
-        self.backend = backend
-        self.keys = keys_of(function, (), {})
-        self.delay = due_of(function)[1]
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """The columns of ``ENQUEUE_TICKS``."""
-        delay = None if self.delay is None else self.delay.total_seconds()
-        unique_for = self.task.unique and self.task.unique.seconds
-        own = {"name": self.name, "tick": self.tick.at.isoformat(), "unique_for": unique_for, "delay": delay}
-        return own | row_of(self.task, Call("[]", "{}", *self.keys), meta_of(self.task))
-
-    def send_signal(self, id_: int, status: str, enqueued_at: float) -> None:
-        """Tell the receivers of ``task_enqueued``, before the commit, as ``enqueue()`` does."""
-        task, date = self.task, date_of(enqueued_at)
-        if self.delay is not None:
-            task = as_called(task, run_after=date_of(enqueued_at + self.delay.total_seconds()))
-        result = make_result(task, id=id_, status=status, args=[], kwargs={}, backend=task.backend, enqueued_at=date)
-        task_enqueued.send(type(self.backend), task_result=result)
+            self._alone[name] = None
+            with transaction.atomic(using=self.using, durable=True):
+                _take(self.using, [tick])
+            logger.exception("The tick of %s at %s cannot be enqueued. It is skipped.", name, tick.at)
+        return []
 
 
 def known(using: str) -> dict[str, TaskFields]:
@@ -395,7 +311,7 @@ def run_now(schedules: Any) -> list[int]:
     """
     tasks = known(schedules.db)
     chosen = schedules.filter(task_path__in=tasks).order_by("pk").values_list("task_path", flat=True)
-    enqueued = [_enqueue_scheduled(schedules.db, tasks[path]) for path in chosen]
+    enqueued = [_enqueue_scheduled(tasks[path]) for path in chosen]
     return [id_ for id_ in enqueued if id_ is not None]
 
 
@@ -500,21 +416,26 @@ def _following(row: Row) -> datetime:
     return row.timing.following(row.next_at, row.now) if _is_due(row) else row.next_at
 
 
+def _enqueue_ticks(using: str, tasks: dict[str, TaskFields], ticks: Sequence[Tick]) -> list[int]:
+    """Take ticks, and enqueue their tasks in the same transaction. Return the ids of the tasks."""
+    noted: list[tuple[str, datetime, int]] = []
+    # Each transaction takes unique keys in the order of ``IN_ORDER_OF_KEYS``.
+    keys = {tick: keys_of(tasks[tick.schedule.task_path], (), {}).unique or "" for tick in ticks}
+    for tick, previous in sorted(_take(using, ticks), key=lambda taken: (len(keys[taken[0]]), keys[taken[0]])):
+        id_ = _enqueue_scheduled(_ticked(tasks[tick.schedule.task_path], tick, previous))
+        if id_ is not None:
+            noted.append((tick.schedule.name, tick.at, id_))
+    if noted:
+        run(using, NOTE_TASKS, *map(list, zip(*noted, strict=True)))
+    return [id_ for *_, id_ in noted]
+
+
 def _take(using: str, ticks: Sequence[Tick]) -> list[tuple[Tick, int | None]]:
     """Take ticks. Return those that no other worker takes or has taken, each with the id of the previous task."""
     run(using, LIMIT_TICK)
-    previous = _move(using, [(each.schedule.name, each.at, each.following) for each in ticks])
+    moves = [(each.schedule.name, each.at, each.following) for each in ticks]
+    previous = dict(run(using, TAKE_TICKS, *map(list, zip(*moves, strict=True))))
     return [(tick, previous[tick.schedule.name]) for tick in ticks if tick.schedule.name in previous]
-
-
-def _put_back(using: str, ticks: Sequence[Tick]) -> None:
-    if ticks:
-        _move(using, [(each.schedule.name, each.following, each.at) for each in ticks])
-
-
-def _move(using: str, moves: Sequence[tuple[str, datetime, datetime]]) -> dict[str, int | None]:
-    names, dates, following = (list(column) for column in zip(*moves, strict=True))
-    return dict(run(using, TAKE_TICKS, names, dates, following))
 
 
 def _ticked(task: TaskFields, tick: Tick, previous: int | None) -> TaskFields:
@@ -533,26 +454,13 @@ def _seconds_kept(task: TaskFields, timing: Timing) -> float | None:
     return None if task.keep_result is not None or days is None or seconds >= days * 86400 else seconds
 
 
-def _enqueue_scheduled(using: str, task: TaskFields) -> int | None:
+def _enqueue_scheduled(task: TaskFields) -> int | None:
     """Enqueue a scheduled function. Return the id of its task, None if ``unique=`` has refused it."""
     try:
-        with transaction_block(using):
-            return int(task.enqueue().id)
+        return int(task.enqueue().id)
     except DuplicateTask as error:
         logger.info("The schedule of %s enqueued no task: %s", task.module_path, error)
         return None
-
-
-def _follow(using: str, new: Sequence[tuple[_ScheduledCall, int, str, float]]) -> None:
-    """Send the signals of new tasks, admit them after the commit, and wake workers."""
-    for call, id_, status, enqueued_at in new:
-        call.send_signal(id_, status, enqueued_at)
-    admit_on_commit(using, {call.keys.lock for call, _, status, _ in new if status == TaskStatus.BLOCKED})
-    wake(using, {call.task.queue_name for call, _, status, _ in new if status == TaskStatus.READY})
-    # Admission at a rate may set the date of the next token, which a sleeping worker has to read.
-    later = [call for call, _, status, _ in new if status == TaskStatus.SCHEDULED or call.task.rate is not None]
-    if later:
-        wake_parents(using)
 
 
 def _utc(moment: datetime) -> datetime:

@@ -94,14 +94,14 @@ def complaints(path):
 
 #: Statements of the store whose plan no test reads, by the reason.
 WITHOUT_PLAN = {
-    "it inserts rows and reads none": (*("ALLOCATE_IDS", "ENQUEUE_MANY", "ENQUEUE_TICKS"),),
+    "it inserts rows and reads none": ("ALLOCATE_IDS", "ENQUEUE_MANY"),
     "it takes a lock, sets a limit, or notifies": (
         *("LIMIT_TICK", "LIMIT_WAITS", "LOCK_KEY", "LOCK_KEYS", "LOCK_PARENT", "NOTIFY"),
         *("NOTIFY_PARENTS", "NOTIFY_REQUEST", "RESTORE_WAITS", "TRY_UPKEEP_LOCK", "WAKE", "WAKE_EXCEPT"),
     ),
     "it reads the catalog of the server, or its statistics": ("HELD_LOCKS", "REFUSING_KEYS", "SERVER_TIMES"),
     "its table has a row for each worker, queue, schedule or group of failures": (
-        *("BEAT", "SCHEDULES", "TAKE_TICKS", "LIVING_VERSIONS"),
+        *("BEAT", "SCHEDULES", "TAKE_TICKS", "NOTE_TASKS", "LIVING_VERSIONS"),
     ),
     "it is a part of other statements, or follows one whose plan is read": (
         *("CLOCK", "FIND_GROUPS", "FIND_QUEUES", "FIRST_READY", "KEEP_IDS", "UNAWAITED"),
