@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     # Type checkers read the names in __all__ of each module, Python reads them in _NAMES; a test compares the two.
     from django_pglock.errors import *  # noqa: F403
     from django_pglock.locks.api import *  # noqa: F403
-    from django_pglock.locks.leases.lease import *  # noqa: F403
+    from django_pglock.locks.leases import *  # noqa: F403
     from django_pglock.locks.table import *  # noqa: F403
     from django_pglock.locks.views import *  # noqa: F403
     from django_pglock.postgres.notifications import *  # noqa: F403
@@ -27,7 +27,7 @@ _NAMES = {
     "errors": "DuplicateTask LockError LockKeyError LockLost LockNotAvailable LockScopeError PGLockError TaskCancelled "
     "TaskTimeout",
     "locks.api": "lock lock_all semaphore try_lock",
-    "locks.leases.lease": "Lease leader",
+    "locks.leases": "Lease leader",
     "locks.table": "lock_table lock_timeout",
     "locks.views": "lock_view",
     "postgres.notifications": "listen notify",

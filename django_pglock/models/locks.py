@@ -6,8 +6,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.locks.advisory_lock_queryset import AdvisoryLockManager
-from django_pglock.locks.leases.queryset import LeaseManager
+from django_pglock.locks.querysets import AdvisoryLockManager, LeaseManager
 from django_pglock.models.base import NotDumped, OnPostgreSQL
 
 

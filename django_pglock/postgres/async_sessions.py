@@ -12,11 +12,9 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from django.db import OperationalError
 from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
 
@@ -30,14 +28,8 @@ if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
 Row = Sequence[Any]
-#: Seconds without use after which a pool ends a session.
-IDLE_TIMEOUT = 60.0
 #: Seconds after which a statement that still runs is cancelled again.
 CANCEL_AGAIN = 0.05
-
-
-class NoSession(OperationalError):
-    """A session could not be opened within the time that the caller has set, and none was given back."""
 
 
 class AsyncSession:
@@ -54,11 +46,6 @@ class AsyncSession:
     def has_ended(self) -> bool:
         """Whether the session has ended, as far as this is known without a query."""
         return has_ended(self.raw)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a statement is running."""
-        return self._statement_lock.locked()
 
     @property
     def is_reusable(self) -> bool:
@@ -186,116 +173,3 @@ async def _in_thread(function: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(with_thread, function)
     finally:
         with_thread.shutdown(wait=False)
-
-
-class AsyncSessionPool:
-    """A pool of up to ``limit`` sessions to one database alias, for one event loop.
-
-    ``ended`` is called with each session that the pool has ended.
-    """
-
-    def __init__(self, using: str, *, limit: int, ended: Callable[[AsyncSession], object] = lambda _: None) -> None:
-        self.using = using
-        self.limit = limit
-        self.in_use = 0
-        self._ended = ended
-        # The unused sessions, and since when; the last was given back last.
-        self._idle: list[tuple[float, AsyncSession]] = []
-        # For each caller that waits for a new session: it gets the next one that is given back, if this is earlier.
-        self._awaited: list[asyncio.Future[AsyncSession]] = []
-        self._has_opened = False
-        # The timer itself is not kept: it knows the loop, which could not be collected then.
-        self._has_timer = False
-
-    @property
-    def has_capacity(self) -> bool:
-        """Whether one more session may be lent."""
-        return self.in_use < self.limit
-
-    async def get(self, within: float | None = None) -> AsyncSession:
-        """Return a session for the caller alone. The caller has checked ``has_capacity``. Raises as ``take()``."""
-        self.in_use += 1
-        try:
-            return await self.take(within)
-        except BaseException:
-            self.in_use -= 1
-            raise
-
-    async def take(self, within: float | None = None) -> AsyncSession:
-        """Return a session that the pool does not count and does not get back.
-
-        A pooler may let a client wait until another one disconnects, perhaps one of this pool. So the caller gets the
-        new session or a session that is given back, whichever comes first. Raises ``NoSession`` after ``within``
-        seconds. The first session has no limit here, because a server may be slow to connect to.
-        """
-        if (unused := self._take_idle()) is not None:
-            return unused
-        opening = asyncio.ensure_future(open_session(self.using))
-        given: asyncio.Future[AsyncSession] = asyncio.get_running_loop().create_future()
-        self._awaited.append(given)
-        taken: AsyncSession | None = None
-        try:
-            while not (given.done() or opening.done()):
-                await asyncio.wait({opening, given}, timeout=within, return_when=asyncio.FIRST_COMPLETED)
-                # Asked here, because several callers may begin at once, before the first session is open.
-                if self._has_opened and not (given.done() or opening.done()):
-                    raise NoSession(f"No session to database {self.using!r} was free within {within:g} s.")
-            taken = given.result() if given.done() else opening.result()
-            self._has_opened = True
-            return taken
-        finally:
-            self._awaited.remove(given)
-            # The one that was not taken; both, if the caller was cancelled.
-            opening.cancel()
-            for each in (opening, given):
-                if each.done() and not each.cancelled() and each.exception() is None and each.result() is not taken:
-                    self._keep(each.result())
-
-    def put(self, session: AsyncSession) -> None:
-        """Take a session back. Keep it for the next user if it is reusable, otherwise end it."""
-        self.in_use -= 1
-        if session.is_reusable:
-            self._keep(session)
-        else:
-            self._finish(session)
-
-    def _keep(self, session: AsyncSession) -> None:
-        """Give a session to a caller that waits for one, or keep it for the next one."""
-        for given in self._awaited:
-            if not given.done():
-                given.set_result(session)
-                return
-        self._idle.append((time.monotonic(), session))
-        self._set_timer(IDLE_TIMEOUT)
-
-    def close_idle(self) -> None:
-        """End the unused sessions."""
-        while self._idle:
-            self._finish(self._idle.pop()[1])
-
-    def _take_idle(self) -> AsyncSession | None:
-        while self._idle:
-            _, session = self._idle.pop()
-            if not session.has_ended:
-                return session
-            self._finish(session)
-        return None
-
-    def _finish(self, session: AsyncSession) -> None:
-        session.end()
-        self._ended(session)
-
-    def _set_timer(self, seconds: float) -> None:
-        if not self._has_timer:
-            # A session may be given back when its loop has stopped. Then the end of the loop ends the session.
-            with suppress(RuntimeError):
-                asyncio.get_running_loop().call_later(seconds, self._close_old)
-                self._has_timer = True
-
-    def _close_old(self) -> None:
-        self._has_timer = False
-        now = time.monotonic()
-        while self._idle and self._idle[0][0] + IDLE_TIMEOUT <= now:
-            self._finish(self._idle.pop(0)[1])
-        if self._idle:
-            self._set_timer(self._idle[0][0] + IDLE_TIMEOUT - now)

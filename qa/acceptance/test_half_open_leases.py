@@ -8,7 +8,7 @@ import pytest
 from django.db import connection, connections
 
 from django_pglock import Lease, LockError, leader
-from django_pglock.locks.leases import holder, thread
+from django_pglock.locks import lease_thread, leases
 from tests.conftest import NEVER
 from tests.proxy import Proxy
 
@@ -21,7 +21,7 @@ def proxy(transactional_db, monkeypatch):
         for name, value in (("HOST", "127.0.0.1"), ("PORT", str(proxy.port))):
             monkeypatch.setitem(connections.settings["default"], name, value)
         # A thread keeps its settings, so a lease thread that exists already would not connect through the proxy.
-        monkeypatch.setattr(thread, "_lease_thread", None)
+        monkeypatch.setattr(lease_thread, "_lease_thread", None)
         yield proxy
         connection.close()
 
@@ -45,7 +45,7 @@ def test_a_leader_steps_down_at_the_first_renewal_without_an_answer(proxy):
 
 
 def test_releasing_a_lease_on_a_half_open_connection_ends(proxy, monkeypatch):
-    monkeypatch.setattr(holder.LeaseHolder._execute, "__kwdefaults__", {"within": 1.0})
+    monkeypatch.setattr(leases.LeaseHolder._execute, "__kwdefaults__", {"within": 1.0})
     began = time.monotonic()
     with Lease("half open", ttl=60):
         proxy.black_hole(new=False)

@@ -13,7 +13,7 @@ from django.dispatch import Signal
 from django_pglock import Lease, errors, lock, signals
 from django_pglock.locks.async_handle import AsyncHandle
 from django_pglock.locks.handle import Handle
-from django_pglock.locks.leases.handle import AsyncLeaseHandle, LeaseHandle
+from django_pglock.locks.leases import LeaseHandle
 from django_pglock.loggers import WORKER
 from django_pglock.management.commands import withlock
 from django_pglock.tasks.claim import TaskContext
@@ -32,11 +32,7 @@ PAGES_OF_SYMPTOMS = ("howto/monitoring", "howto/not_running", "inside")
 
 
 SOURCE = "\n".join(path.read_text() for path in sorted((ROOT / "django_pglock").rglob("*.py")))
-
-
-HANDLES = (Handle, AsyncHandle, LeaseHandle, AsyncLeaseHandle)
-
-
+HANDLES = (Handle, AsyncHandle, LeaseHandle)
 #: What the package itself calls on handles.
 OF_THE_PACKAGE = {
     "acquire",

@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models.functions import Now
 
 from django_pglock import Lease, LockNotAvailable
-from django_pglock.locks.leases.statements import ACQUIRE, RELEASE, RENEW, UNDO
+from django_pglock.locks.lease_thread import ACQUIRE, RELEASE, RENEW, UNDO
 from django_pglock.models import Lease as Row
 from tests import server_clock
 

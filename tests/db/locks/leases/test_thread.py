@@ -8,14 +8,14 @@ import pytest
 from django.db import DatabaseError
 
 from django_pglock import Lease
-from django_pglock.locks.leases import thread
+from django_pglock.locks import lease_thread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_a_lease_is_released_if_the_answer_to_its_statement_is_lost(somebody, monkeypatch):
     """A lease without a ttl whose statement was executed and whose answer was lost would be held forever."""
-    ask = thread.LeaseThread.execute
+    ask = lease_thread.LeaseThread.execute
 
     async def cut(self, alias, statement, params, **options):
         row = await ask(self, alias, statement, params, **options)
@@ -23,7 +23,7 @@ def test_a_lease_is_released_if_the_answer_to_its_statement_is_lost(somebody, mo
             raise DatabaseError("the connection was cut")
         return row
 
-    monkeypatch.setattr(thread.LeaseThread, "execute", cut)
+    monkeypatch.setattr(lease_thread.LeaseThread, "execute", cut)
     with pytest.raises(DatabaseError, match="cut"), Lease("a"):
         pass
     monkeypatch.undo()
@@ -52,7 +52,7 @@ def test_many_leases_of_one_process_share_few_sessions(somebody):
 
     count, tokens = asyncio.run(hold_all())
     assert tokens == [1] * 500
-    assert count <= thread.SESSIONS + 1, "and the one that asks"
+    assert count <= lease_thread.SESSIONS + 1, "and the one that asks"
 
 
 class Gathering:

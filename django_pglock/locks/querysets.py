@@ -1,4 +1,4 @@
-"""The holders and waiters of advisory locks: the queryset of the view over ``pg_locks``."""
+"""What ``AdvisoryLock.objects`` and ``Lease.objects`` offer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from contextlib import suppress
 from typing import Any
 
 from django.db import connections, models
+from django.db.models import F, Q
+from django.db.models.functions import Greatest, Now
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockKeyError
@@ -35,16 +37,16 @@ class AdvisoryLockQuerySet(models.QuerySet[Any]):
         """Return the locks that match a text: the beginning of a name, a key, or the process id of a session."""
         if not text.isprintable():
             return self.none()
-        meant = models.Q(name__startswith=text)
+        meant = Q(name__startswith=text)
         with suppress(LockKeyError):
-            meant |= models.Q(key=make_key(text).number)
+            meant |= Q(key=make_key(text).number)
         with suppress(ValueError):
             # A key without a name is shown as #5.
             number = int(text.removeprefix("#"))
             if abs(number) < 2**63:
-                meant |= models.Q(key=number)
+                meant |= Q(key=number)
             if abs(number) < 2**31 and not text.startswith("#"):
-                meant |= models.Q(pid=number)
+                meant |= Q(pid=number)
         return self.filter(meant)
 
     def terminate(self, pid: int) -> bool:
@@ -66,3 +68,37 @@ class AdvisoryLockManager(models.Manager.from_queryset(AdvisoryLockQuerySet)):  
     def get_queryset(self) -> AdvisoryLockQuerySet:
         """Return the locks of the database ``USING``, or of the one that ``using`` or ``db_manager`` has named."""
         return super().get_queryset().using(self._db or get_settings().USING)  # type: ignore[no-any-return]
+
+
+#: The conditions that a lease is held, and that it was released but cannot be acquired yet.
+IS_HELD = (Q(expires_at__isnull=True) | Q(expires_at__gt=Now())) & Q(released_at__isnull=True)
+IS_KEPT = Q(expires_at__gt=Greatest(Now(), F("released_at")), released_at__isnull=False)
+
+
+class LeaseQuerySet(models.QuerySet[Any]):
+    """Leases."""
+
+    def held(self) -> LeaseQuerySet:
+        """Return the leases that are held."""
+        return self.filter(IS_HELD)
+
+    def with_server_time(self) -> LeaseQuerySet:
+        """Add ``server_time``. The server's clock decides whether a lease has expired; the host's clock may differ."""
+        leases: LeaseQuerySet = self.annotate(server_time=Now())
+        return leases
+
+    def with_state(self) -> LeaseQuerySet:
+        """Add ``server_time``, and by it ``is_held`` and ``is_kept``.
+
+        ``is_kept``: the lease was released before its ``min_hold`` has passed, so no owner can acquire it yet.
+        """
+        leases: LeaseQuerySet = self.with_server_time().annotate(is_held=IS_HELD, is_kept=IS_KEPT)
+        return leases
+
+    def free(self) -> int:
+        """Revoke leases. Their holders notice this at their next renewal. Returns the number of leases."""
+        return self.held().update(released_at=Now(), expires_at=Now())
+
+
+class LeaseManager(models.Manager.from_queryset(LeaseQuerySet)):  # type: ignore[misc]
+    """The manager of ``Lease``."""
