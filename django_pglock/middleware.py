@@ -9,7 +9,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponse
 
 from django_pglock.errors import LockNotAvailable
-from django_pglock.locks.busy import busy_response
+from django_pglock.locks.responses import busy_response
 
 
 class LockNotAvailableMiddleware:

@@ -20,7 +20,7 @@ from typing import Any
 from django.http import HttpRequest, JsonResponse
 
 from django_pglock.errors import LockNotAvailable
-from django_pglock.locks.busy import PROBLEM_JSON, problem
+from django_pglock.locks.responses import PROBLEM_JSON, problem
 from django_pglock.locks.views import View
 from django_pglock.locks.views import lock_view as lock_any_view
 

@@ -18,7 +18,7 @@ from rest_framework.views import exception_handler as default_handler
 from rest_framework.views import set_rollback
 
 from django_pglock.errors import ConfigurationError, LockNotAvailable
-from django_pglock.locks.busy import PROBLEM_JSON, busy_text, problem
+from django_pglock.locks.responses import PROBLEM_JSON, busy_text, problem
 from django_pglock.locks.views import STATUSES, View, check_retry_after
 from django_pglock.locks.views import lock_view as lock_any_view
 

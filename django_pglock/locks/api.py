@@ -11,6 +11,9 @@ from django_pglock.locks.request import OnBusy, Timeout, request_of
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    P = ParamSpec("P")
+    R = TypeVar("R")
+
     class SemaphoreOptions(TypedDict, total=False):
         """The options of ``semaphore`` that do not change what a decorated function returns."""
 
@@ -19,12 +22,23 @@ if TYPE_CHECKING:
         using: str | None
 
     class LockOptions(SemaphoreOptions, total=False):
-        """The same options for ``lock`` and ``lock_all``."""
+        """The same options for ``lock``, ``try_lock`` and ``lock_all``."""
 
         shared: bool
         reentrant: bool
         stale_ok: bool
         max_hold: Timeout
+
+    class SkippingLock(Lock):
+        """The type of a lock with ``on_busy="skip"``: a decorated call may return None."""
+
+        @overload  # type: ignore[override]
+        def __call__(
+            self, function: Callable[P, Coroutine[Any, Any, R]]
+        ) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
+        @overload
+        def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]: ...
+        def __call__(self, function: Any) -> Any: ...
 
 
 __all__ = ["lock", "lock_all", "semaphore", "try_lock"]
@@ -38,17 +52,7 @@ def lock(*parts: Any, on_busy: Literal["skip"], **options: Unpack[LockOptions]) 
 def lock(*parts: Any, on_busy: OnBusy = ..., **options: Unpack[LockOptions]) -> Lock: ...
 
 
-def lock(
-    *parts: Any,
-    timeout: Timeout = None,
-    shared: bool = False,
-    scope: str | None = None,
-    using: str | None = None,
-    on_busy: OnBusy = "raise",
-    reentrant: bool = True,
-    stale_ok: bool = False,
-    max_hold: Timeout = None,
-) -> Lock:
+def lock(*parts: Any, on_busy: OnBusy = "raise", **options: Unpack[LockOptions]) -> Lock:
     """Hold a named advisory lock: ``with lock("ledger", account.pk): ...``, or decorate a function with it.
 
     - ``parts``: the name, or its parts; see ``django_pglock.keys``. A decorator's single string is a template over the
@@ -71,48 +75,22 @@ def lock(
     the same process. Such a lock is independent of an ``atomic()`` block around it.
 
     Returns a ``Lock``: a context manager and a decorator, whose ``acquire()`` and ``aacquire()`` return a handle.
-    Raises ``ValueError`` for an invalid time or ``on_busy``, and ``LockKeyError`` for an invalid name. Its use raises
-    ``LockNotAvailable`` if the lock is busy, ``LockLost`` at the end if the lock was lost, and ``LockScopeError`` if it
-    would not protect. PostgreSQL's rules:
+    Raises ``ValueError`` for an invalid time or ``on_busy``, ``TypeError`` for an unknown option, and ``LockKeyError``
+    for an invalid name. Its use raises ``LockNotAvailable`` if the lock is busy, ``LockLost`` at the end if the lock
+    was lost, and ``LockScopeError`` if it would not protect. PostgreSQL's rules:
     https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
     """
-    request = request_of(
-        timeout,
-        shared=shared,
-        scope=scope,
-        using=using,
-        reentrant=reentrant,
-        stale_ok=stale_ok,
-        max_hold=max_hold,
-    )
-    return Lock(parts, request, on_busy)
+    return Lock(parts, request_of("lock", **options), on_busy)
 
 
-def try_lock(
-    *parts: Any,
-    shared: bool = False,
-    scope: str | None = None,
-    using: str | None = None,
-    timeout: Timeout = 0,
-    reentrant: bool = True,
-    stale_ok: bool = False,
-    max_hold: Timeout = None,
-) -> TryLock:
+def try_lock(*parts: Any, **options: Unpack[LockOptions]) -> TryLock:
     """Like ``lock``, but the body decides: ``with try_lock("report") as held: if held: ...``.
 
     The arguments are those of ``lock``; the default timeout is 0 seconds. If the lock is busy, no error is raised, and
     the handle is false. All other errors are raised as by ``lock``.
     """
-    request = request_of(
-        timeout,
-        shared=shared,
-        scope=scope,
-        using=using,
-        reentrant=reentrant,
-        stale_ok=stale_ok,
-        max_hold=max_hold,
-    )
-    return TryLock(parts, request, "skip")
+    options.setdefault("timeout", 0)
+    return TryLock(parts, request_of("try_lock", **options), "skip")
 
 
 @overload
@@ -123,17 +101,7 @@ def lock_all(*names: Any, on_busy: Literal["skip"], **options: Unpack[LockOption
 def lock_all(*names: Any, on_busy: OnBusy = ..., **options: Unpack[LockOptions]) -> Lock: ...
 
 
-def lock_all(
-    *names: Any,
-    timeout: Timeout = None,
-    shared: bool = False,
-    scope: str | None = None,
-    using: str | None = None,
-    on_busy: OnBusy = "raise",
-    reentrant: bool = True,
-    stale_ok: bool = False,
-    max_hold: Timeout = None,
-) -> Lock:
+def lock_all(*names: Any, on_busy: OnBusy = "raise", **options: Unpack[LockOptions]) -> Lock:
     """Hold several locks, all or none: ``with lock_all("a", ("order", 5), account): ...``.
 
     Each of ``names`` is an argument of ``lock``: a string, an int, a saved model instance, or a tuple of parts. The
@@ -143,16 +111,7 @@ def lock_all(
     Raises as ``lock`` does, and ``LockKeyError`` for no names or more than a thousand. Instead of so many locks, take
     one lock on the object that they have in common.
     """
-    request = request_of(
-        timeout,
-        shared=shared,
-        scope=scope,
-        using=using,
-        reentrant=reentrant,
-        stale_ok=stale_ok,
-        max_hold=max_hold,
-    )
-    return LockAll(names, request, on_busy)
+    return LockAll(names, request_of("lock_all", **options), on_busy)
 
 
 @overload
@@ -165,14 +124,7 @@ def semaphore(
 def semaphore(*parts: Any, limit: int, on_busy: OnBusy = ..., **options: Unpack[SemaphoreOptions]) -> Lock: ...
 
 
-def semaphore(
-    *parts: Any,
-    limit: int,
-    timeout: Timeout = None,
-    scope: str | None = None,
-    using: str | None = None,
-    on_busy: OnBusy = "raise",
-) -> Lock:
+def semaphore(*parts: Any, limit: int, on_busy: OnBusy = "raise", **options: Unpack[SemaphoreOptions]) -> Lock:
     """Allow at most ``limit`` holders at once: ``with semaphore("render", limit=3): ...``.
 
     The other arguments are those of ``lock``. All callers must use the same limit. A holder has one of the slots
@@ -183,20 +135,4 @@ def semaphore(
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_KEYS:
         raise ValueError(f"limit is {limit!r}; give a number of holders from 1 to {MOST_KEYS}.")
-    return Semaphore(parts, request_of(timeout, scope=scope, using=using), on_busy, limit)
-
-
-if TYPE_CHECKING:
-    P = ParamSpec("P")
-    R = TypeVar("R")
-
-    class SkippingLock(Lock):
-        """The type of a lock with ``on_busy="skip"``: a decorated call may return None."""
-
-        @overload  # type: ignore[override]
-        def __call__(
-            self, function: Callable[P, Coroutine[Any, Any, R]]
-        ) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
-        @overload
-        def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]: ...
-        def __call__(self, function: Any) -> Any: ...
+    return Semaphore(parts, request_of("semaphore", **options), on_busy, limit)

@@ -30,6 +30,7 @@ from psycopg.pq import TransactionStatus
 from django_pglock import signals
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockError, LockLost, LockNotAvailable, LockScopeError
+from django_pglock.locks import statements as sql
 from django_pglock.locks.request import Request
 from django_pglock.locks.session_locks import (
     LockRecord,
@@ -38,22 +39,7 @@ from django_pglock.locks.session_locks import (
     keep_out_of_pool,
     session_locks_of,
 )
-from django_pglock.locks.statements import (
-    BACK_TO_SAVEPOINT,
-    END_SESSION,
-    Busy,
-    Row,
-    StaleSnapshot,
-    Steps,
-    acquire_session_locks,
-    acquire_slot,
-    acquire_transaction_locks,
-    free_if_held_statement,
-    free_statement,
-    holds_all_statement,
-    holds_any_statement,
-    run_steps,
-)
+from django_pglock.locks.statements import Busy, StaleSnapshot
 from django_pglock.loggers import get_logger
 from django_pglock.postgres.connections import (
     connection_for,
@@ -349,7 +335,10 @@ class Handle(BaseHandle):
         inside = in_transaction(connection)
         self.scope = self._choose_scope(inside=inside, may_begin=may_begin)
         locks = session_locks_of(connection)
-        if not self.request.reentrant and send_in_session(connection, holds_any_statement(self.request)) is not None:
+        if (
+            not self.request.reentrant
+            and send_in_session(connection, sql.holds_any_statement(self.request)) is not None
+        ):
             raise self._error(LockError, "is already held by this thread")
         try:
             if self.scope == "transaction" and not inside:
@@ -405,7 +394,9 @@ class Handle(BaseHandle):
         self._add_record(connection, locks, request)
         began = time.monotonic()
         try:
-            row = run_steps(self._steps(connection, request), partial(_send, connection, self._record))
+            inside, in_test = in_transaction(connection), connection.in_atomic_block
+            steps = sql.acquire(request, self.scope, inside=inside or in_test, in_test=in_test)
+            row = sql.run_steps(steps, partial(_send, connection, self._record))
         except (Busy, StaleSnapshot) as failed:
             self._raw = None
             if self._record is not None:
@@ -433,13 +424,6 @@ class Handle(BaseHandle):
         if self.scope == "session":
             self._free_if_dropped(partial(locks.free_from_any_thread, record))
             keep_out_of_pool(connection)
-
-    def _steps(self, connection: DatabaseWrapper, request: Request) -> Steps:
-        if request.queue is not None:
-            return acquire_slot(request, self.scope, inside=connection.in_atomic_block or in_transaction(connection))
-        if self.scope == "transaction":
-            return acquire_transaction_locks(request)
-        return acquire_session_locks(request, in_test=connection.in_atomic_block)
 
     def _not_granted(self, failed: Busy | StaleSnapshot) -> LockError:
         if isinstance(failed, Busy):
@@ -483,7 +467,7 @@ class Handle(BaseHandle):
             return
         if record.request.max_hold is not None and not isinstance(error, DatabaseFailure):
             # After an error of the server, the session's limits are restored. After any other error they are not known.
-            _send(connection, record, END_SESSION)
+            _send(connection, record, sql.END_SESSION)
         if raw is connection.connection:
             if not _is_usable_again(connection):
                 record.locks.free_from_any_thread(record)
@@ -495,13 +479,13 @@ class Handle(BaseHandle):
     def _free_if_held(self, record: LockRecord) -> None:
         """Free the locks that a request may have taken although it failed."""
         # The server does not report how often the session holds a lock that another record has, too.
-        statement = END_SESSION
+        statement = sql.END_SESSION
         if record.locks.numbers(without=record).isdisjoint(record.request.numbers):
-            statement = free_if_held_statement(record.request)
+            statement = sql.free_if_held_statement(record.request)
         try:
             _send(self._connection, record, statement)
         except BaseException:  # noqa: BLE001 - the first error is raised
-            _send(self._connection, record, END_SESSION)
+            _send(self._connection, record, sql.END_SESSION)
 
     # Hold
 
@@ -539,7 +523,7 @@ class Handle(BaseHandle):
 
     def _holds_all(self) -> bool:
         try:
-            row = send_in_session(self._connection, holds_all_statement(self.request))
+            row = send_in_session(self._connection, sql.holds_all_statement(self.request))
         except DatabaseFailure:
             if not has_session_ended(self._connection):
                 raise
@@ -600,7 +584,7 @@ class Handle(BaseHandle):
             return "its connection was closed"
         try:
             limits = () if record.request.max_hold is None else locks.limits_without(record)
-            row = send_in_session(connection, free_statement(record.request, limits))
+            row = send_in_session(connection, sql.free_statement(record.request, limits))
         except DatabaseFailure as error:
             if not has_session_ended(connection):
                 # The caller's transaction is broken. After its rollback the lock can be freed.
@@ -668,15 +652,15 @@ def _is_usable_again(connection: DatabaseWrapper) -> bool:
     if transaction_status(connection) != TransactionStatus.INERROR:
         return True
     try:
-        exchange(connection.connection, BACK_TO_SAVEPOINT)
+        exchange(connection.connection, sql.BACK_TO_SAVEPOINT)
     except PsycopgError:
         return False
     return True
 
 
-def _send(connection: DatabaseWrapper, record: LockRecord | None, statement: str) -> Row | None:
-    """Send a statement and return the row of its answer. For ``END_SESSION``, end the session with its locks."""
-    if statement != END_SESSION:
+def _send(connection: DatabaseWrapper, record: LockRecord | None, statement: str) -> sql.Row | None:
+    """Send a statement and return the row of its answer. For ``sql.END_SESSION``, end the session with its locks."""
+    if statement != sql.END_SESSION:
         return send_in_session(connection, statement)
     if not in_test_case(connection):
         _close_session(connection)

@@ -102,7 +102,7 @@ class Lease(Lock):
         using: str | None = None,
         on_busy: OnBusy = "raise",
     ) -> None:
-        super().__init__(parts, request_of(timeout, using=using), on_busy)
+        super().__init__(parts, request_of("Lease", timeout=timeout, using=using), on_busy)
         if not isinstance(owner, str) or "\x00" in owner or any("\ud800" <= each <= "\udfff" for each in owner):
             raise ValueError(f"owner is {owner!r}; give a text without NUL characters and lone surrogates.")
         self._terms = LeaseTerms(

@@ -21,7 +21,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django_pglock.errors import ConfigurationError, LockError, LockKeyError, LockNotAvailable
 from django_pglock.keys import key_of, make_key, name_of
 from django_pglock.keys.template import KeyTemplate
-from django_pglock.locks.async_handle import AsyncHandle
+from django_pglock.locks.coroutines import AsyncHandle
 from django_pglock.locks.handle import Handle
 from django_pglock.locks.request import OnBusy, Request, in_order
 
@@ -66,8 +66,9 @@ class Lock:
 
     # Handles
 
-    def acquire(self) -> Handle:
+    def acquire(self, **options: Any) -> Handle:
         """Acquire and return the handle; the caller must ``release()`` it. In request code use ``with``."""
+        refuse_options(options)
         return self._acquire(may_begin=False)
 
     def _acquire(self, *, may_begin: bool) -> Handle:
@@ -81,8 +82,9 @@ class Lock:
                 raise
         return handle
 
-    async def aacquire(self) -> AsyncHandle:
+    async def aacquire(self, **options: Any) -> AsyncHandle:
         """Acquire and return the handle; the caller must ``await handle.release()``."""
+        refuse_options(options)
         if self._on_busy != "raise":
             self._refuse_on_busy()
         handle: AsyncHandle = self._async_handle(self._parts)
@@ -312,6 +314,14 @@ class Semaphore(Lock):
 
 def _parts_of(name: Any) -> tuple[Any, ...]:
     return name if isinstance(name, tuple) else (name,)
+
+
+def refuse_options(options: dict[str, Any]) -> None:
+    """Raise ``TypeError`` for options of an acquire."""
+    for name in options:
+        raise TypeError(
+            f"acquire() has no option {name!r}. A lock has its options before: lock(…, timeout=1).acquire()."
+        )
 
 
 def _called(function: Callable[..., Any]) -> str:

@@ -87,15 +87,44 @@ def to_seconds(value: Timeout, *, name: str = "timeout") -> float | None:
     return float(seconds)
 
 
-def request_of(timeout: Timeout, *, scope: str | None = None, max_hold: Timeout = None, **options: Any) -> Request:
-    """Return the request without keys. Raises ``ValueError`` and ``LockScopeError`` for invalid options."""
+#: The options of other packages' locks, and what to write here.
+FOREIGN_OPTIONS = {
+    **dict.fromkeys(["block", "blocking", "nowait", "skip_locked", "wait"], "timeout=0, or try_lock()"),
+    **dict.fromkeys(["acquire_timeout", "blocking_timeout", "timeout_seconds", "wait_timeout"], "timeout="),
+    **dict.fromkeys(["expire", "expires", "lease", "lock_timeout", "ttl"], "Lease(…, ttl=…), or lock(…, max_hold=…)"),
+    **dict.fromkeys(["transaction", "xact"], "scope='transaction'"),
+    **dict.fromkeys(["alias", "database", "db"], "using="),
+    "side_effect": "on_busy=, or try_lock()",
+    "exclusive": "shared=",
+}
+
+
+def request_of(
+    where: str,
+    *,
+    timeout: Timeout = None,
+    shared: bool = False,
+    scope: str | None = None,
+    using: str | None = None,
+    reentrant: bool = True,
+    stale_ok: bool = False,
+    max_hold: Timeout = None,
+    **unknown: Any,
+) -> Request:
+    """Return the request without keys, from the options of ``where``.
+
+    Raises ``ValueError`` and ``LockScopeError`` for invalid options, and ``TypeError`` for unknown ones.
+    """
+    for name in unknown:
+        meant = FOREIGN_OPTIONS.get(name)
+        raise TypeError(f"{where}() has no option {name!r}" + (f"; write {meant}." if meant else "."))
     if scope is not None and scope not in SCOPES:
         raise LockScopeError(f"scope is {scope!r}; use one of {', '.join(map(repr, SCOPES))}.")
     seconds = None if timeout is None else to_seconds(timeout)
     limit = None if max_hold is None else _milliseconds(to_seconds(max_hold, name="max_hold"))
     if limit == 0:
         raise ValueError("max_hold is 0; give seconds above zero, a timedelta, or None for no limit.")
-    return Request(timeout=seconds, scope=scope, max_hold=limit, **options)
+    return Request((), seconds, shared, scope, using, reentrant, stale_ok, limit)
 
 
 def checked_ttl(value: Timeout) -> float | None:

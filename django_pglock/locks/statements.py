@@ -113,6 +113,20 @@ def _raise_if_timeout(error: BaseException, request: Request) -> None:
         raise Busy from error
 
 
+def acquire(request: Request, scope: str, *, inside: bool = False, in_test: bool = False) -> Steps:
+    """Acquire what a request asks for. ``inside``: within a transaction, ``in_test``: within that of a ``TestCase``.
+
+    Raises ``Busy`` and ``StaleSnapshot``. Then nothing is held.
+    """
+    if request.queue is not None:
+        return acquire_slot(request, scope, inside=inside)
+    return (
+        acquire_transaction_locks(request)
+        if scope == "transaction"
+        else acquire_session_locks(request, in_test=in_test)
+    )
+
+
 # Parts of statements
 
 

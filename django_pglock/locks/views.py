@@ -5,18 +5,30 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
 
 from django_pglock.errors import ConfigurationError, LockKeyError, LockNotAvailable
 from django_pglock.keys.template import KeyTemplate
-from django_pglock.locks.async_handle import AsyncHandle
-from django_pglock.locks.busy import busy_response
+from django_pglock.locks.coroutines import AsyncHandle
 from django_pglock.locks.handle import Handle
 from django_pglock.locks.lock import Lock, Naming
 from django_pglock.locks.request import Request, Timeout, request_of
-from django_pglock.locks.responses import ResponseLock
+from django_pglock.locks.responses import ResponseLock, busy_response
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    class ViewOptions(TypedDict, total=False):
+        """The options of ``lock`` that ``lock_view`` takes, too."""
+
+        timeout: Timeout
+        shared: bool
+        scope: str | None
+        using: str | None
+        max_hold: Timeout
+
 
 __all__ = ["lock_view"]
 
@@ -30,15 +42,11 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 def lock_view(
     key: str,
     *,
-    timeout: Timeout = 0,
     status: int = 409,
     retry_after: int = 1,
     methods: Iterable[str] | None = None,
     on_busy: Callable[..., Any] | None = None,
-    shared: bool = False,
-    scope: str | None = None,
-    using: str | None = None,
-    max_hold: Timeout = None,
+    **options: Unpack[ViewOptions],
 ) -> Callable[[View], View]:
     """Run a view, sync or async, function or class, under a lock. Answer at once if another request holds it.
 
@@ -63,9 +71,10 @@ def lock_view(
     check_retry_after(retry_after)
     if on_busy is not None and not callable(on_busy):
         raise ConfigurationError(f"lock_view: on_busy is {on_busy!r}; give a function that makes the answer.")
+    options.setdefault("timeout", 0)
     return ViewLock(
         key,
-        request_of(timeout, shared=shared, scope=scope, using=using, max_hold=max_hold),
+        request_of("lock_view", **options),
         methods=None if methods is None else _methods_of(methods),
         on_busy=on_busy or functools.partial(busy_response, status=status, retry_after=retry_after),
     )

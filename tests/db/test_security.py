@@ -222,15 +222,15 @@ def of_two(a, b): ...
 def of_user(name): ...
 
 
-def view_name(template, **values):
-    """Return the names of the locks of a view for these URL parameters."""
-    names = []
+def view_key(template, **values):
+    """Return the keys of the locks of a view for these URL parameters."""
+    keys = []
 
     def view(request, **kwargs):
-        names.extend(AdvisoryLock.objects.held().values_list("name", flat=True))
+        keys.extend(AdvisoryLock.objects.held().values_list("key", flat=True))
 
     lock_view(template, scope="session")(view)(RequestFactory().get("/"), **values)
-    return names
+    return keys
 
 
 def test_a_value_of_a_key_template_cannot_imitate_other_parts():
@@ -238,8 +238,8 @@ def test_a_value_of_a_key_template_cannot_imitate_other_parts():
     assert name({"a": "a:b", "b": "c"}) != name({"a": "a", "b": "b:c"})
     assert name({"a": "a%3Ab", "b": "c"}) != name({"a": "a:b", "b": "c"})
     assert name({"a": "a", "b": "b"}) == "cart:a:b"
-    assert view_name("cart:{a}:{b}", a="a:b", b="c") == ["cart:a%3Ab:c"]
-    assert view_name("cart:{a}:{b}", a="a", b="b:c") == ["cart:a:b%3Ac"]
+    assert view_key("cart:{a}:{b}", a="a:b", b="c") == [make_key("cart:a%3Ab:c").number]
+    assert view_key("cart:{a}:{b}", a="a", b="b:c") == [make_key("cart:a:b%3Ac").number]
     numbers = {make_key(*parts).number for parts in (("a:b", "c"), ("a", "b:c"), ("a:b:c",), ("a", "b", "c"))}
     # A name given as one string is not escaped: it comes from the program, and means "a", "b", "c".
     assert len(numbers) == 3

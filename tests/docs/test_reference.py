@@ -11,7 +11,7 @@ import pytest
 from django.dispatch import Signal
 
 from django_pglock import Lease, errors, lock, signals
-from django_pglock.locks.async_handle import AsyncHandle
+from django_pglock.locks.coroutines import AsyncHandle
 from django_pglock.locks.handle import Handle
 from django_pglock.locks.leases import LeaseHandle
 from django_pglock.loggers import WORKER

@@ -15,6 +15,7 @@ from django.urls import reverse
 
 from django_pglock import lock
 from django_pglock.models import AdvisoryLock, Lease, Queue, Schedule, Task, Worker
+from django_pglock.testing import hold
 from tests.db.admin.visits import add_attempt, make, person, start_worker, url, with_csrf_checks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -72,7 +73,7 @@ def evil_rows(admin_user):
     Queue.objects.pause(EVIL, by=EVIL, reason=EVIL)
     schedule = Schedule.objects.create(name=EVIL, task_path=EVIL, expression=EVIL, timezone=EVIL[:64], next_at=Now())
     lease = make_lease(EVIL)
-    with lock(EVIL):
+    with hold(EVIL):
         locks = list(AdvisoryLock.objects.all())
         yield {
             "task": [task, running], "worker": [Worker.objects.get()], "queue": [Queue.objects.get()],

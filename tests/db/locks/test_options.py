@@ -30,3 +30,20 @@ def test_a_scope_that_does_not_exist_is_refused_before_it_is_used(make):
     for scope in ("Session", "", 5):
         with pytest.raises(LockScopeError, match=f"scope is {scope!r}; use one of 'auto', 'session', 'transaction'"):
             make("a", scope=scope)
+
+
+@pytest.mark.parametrize(
+    ("call", "hint"),
+    [
+        (lambda: lock("a", blocking=False), r"lock\(\) has no option 'blocking'; write timeout=0, or try_lock\(\)"),
+        (lambda: lock("a", wait=False), r"lock\(\) has no option 'wait'; write timeout=0"),
+        (lambda: lock_all("a", ttl=5), r"lock_all\(\) has no option 'ttl'; write Lease\("),
+        (lambda: semaphore("a", limit=1, xact=True), r"semaphore\(\) has no option 'xact'; write scope='transaction'"),
+        (lambda: try_lock("a", colour="red"), r"try_lock\(\) has no option 'colour'\.$"),
+        (lambda: lock_view("a", blocking=False), r"lock_view\(\) has no option 'blocking'; write timeout=0"),
+        (lambda: lock("a").acquire(timeout=1), r"acquire\(\) has no option 'timeout'\. .* lock\(…, timeout=1\)"),
+    ],
+)
+def test_options_of_other_packages_get_a_hint(call, hint):
+    with pytest.raises(TypeError, match=hint):
+        call()

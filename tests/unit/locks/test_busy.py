@@ -9,7 +9,7 @@ from django.test import RequestFactory, override_settings
 from django.utils.translation import override
 
 from django_pglock.errors import LockNotAvailable
-from django_pglock.locks.busy import busy_response
+from django_pglock.locks.responses import busy_response
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 TEXT = "This is being done already. Please wait a moment before you try again."
