@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import wraps
 from unittest.mock import Mock
 
 import pytest
@@ -208,3 +209,11 @@ def test_a_call_keeps_the_context_that_a_test_gives_it(own_registry):
 def test_a_function_without_a_context_is_refused(own_registry):
     with pytest.raises(InvalidTask, match="context"):
         task(takes_context=True)(tasks.nothing.func)
+
+
+def test_a_function_whose_decorator_uses_wraps_has_its_context(own_registry):
+    @wraps(check_and_report)
+    def decorated(*args, **kwargs):
+        return check_and_report(*args, **kwargs)
+
+    assert task(takes_context=True)(decorated).call(2)[0] == 2
