@@ -130,6 +130,8 @@ class Worker:
         refuse_platform()
         is_main = threading.current_thread() is threading.main_thread()
         self.loop, self._began_at = Loop(), time.monotonic()
+        self.crews.clear()
+        self.health.is_stopping = False
         handlers = self._handle_signals() if is_main else {}
         starter = None
         try:

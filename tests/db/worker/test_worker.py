@@ -83,9 +83,10 @@ def test_a_worker_in_python_runs_tasks_in_children_until_nothing_is_left():
     assert worker.run() is True
     assert Task.objects.filter(status="SUCCESSFUL").count() == 5
     assert os.getpid() not in Effect.objects.values_list("pid", flat=True)
+    assert worker.run() is True, "it may run again"
     assert (worker.left_behind, worker.code_has_changed) == ([], False)
     assert [signal.getsignal(number) for number in SIGNALS] == before
-    assert len(os.listdir("/dev/fd")) == len(files)
+    assert len(os.listdir("/dev/fd")) <= len(files)
     assert not Worker.objects.exists()
 
 
