@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, chain
@@ -16,16 +15,6 @@ from django_pglock.postgres.connections import CONNECTION_ERRORS
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.count import COUNTED, QueueCounts
 from django_pglock.store.numbers import BOUNDS, OUTCOMES, Counts, counters, depths
-from django_pglock.store.outcome import (
-    Abandoned,
-    Cancelled,
-    Failed,
-    GivenBack,
-    Interrupted,
-    Retried,
-    Snoozed,
-    Succeeded,
-)
 
 if TYPE_CHECKING:
     from django_pglock.worker.parent.health import Health
@@ -36,11 +25,8 @@ PREFIX = "django_pglock_"
 #: The characters that Prometheus requires to be escaped in the value of a label.
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: The classes of outcomes by the values of their label.
-KINDS = {
-    re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind.__name__
-    for kind in (Succeeded, Failed, Retried, Snoozed, Cancelled, Interrupted, GivenBack, Abandoned)
-}
+#: The outcomes of claims.
+ENDS = ("succeeded", "failed", "retried", "snoozed", "cancelled", "interrupted", "given_back", "abandoned")
 #: The buckets that are shown. Their bounds grow by a factor of 4, up to 70 minutes. They are few,
 #: because each bucket is a time series for each function, queue and process.
 SHOWN = {**{bucket: str(BOUNDS[bucket]) for bucket in range(0, 45, 4)}, len(BOUNDS): "+Inf"}
@@ -87,7 +73,8 @@ class Metrics:
 
     def _counters(self) -> Iterator[Family]:
         counted = self.health.counted
-        ended = [Sample(counted[kind], {"outcome": name}) for name, kind in KINDS.items()]
+        # Children count them by the names of their classes, such as GivenBack.
+        ended = [Sample(counted[end.title().replace("_", "")], {"outcome": end}) for end in ENDS]
         lost = "Claims whose outcome was dropped, because another worker had claimed the task."
         reconnects = [Sample(counted[part], {"part": part}) for part in PARTS]
         yield Family("claims_total", "Tasks claimed.", [Sample(counted["claimed"])], "counter")
