@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from django.db import transaction
@@ -12,7 +13,6 @@ from django_pglock.conf import get_settings
 from django_pglock.error_reading import one_line
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.admit import admit, blocked_keys
-from django_pglock.store.count import queue_counts
 from django_pglock.store.liveness import try_upkeep_lock
 from django_pglock.store.ready import next_due_in, paused_queues, unknown
 from django_pglock.store.release import promote
@@ -30,6 +30,7 @@ CHECK_INTERVAL = 0.5
 MARGIN = 5
 
 
+@dataclass(eq=False)
 class Drain:
     """What a draining worker waits for before it ends, and what it leaves behind.
 
@@ -37,24 +38,15 @@ class Drain:
     ``left_behind`` has, in words, the tasks that the worker should have run and that perhaps no worker will run.
     """
 
-    def __init__(
-        self,
-        using: str,
-        queues: Queues,
-        worker: UUID,
-        *,
-        end: Callable[[], None],
-        backend: str | None = None,
-    ) -> None:
-        self.using = using
-        self.queues = queues
-        self.worker = worker
-        self.backend = backend
-        self.end = end
-        self.left_behind: list[str] = []
-        self._waits_since: float | None = None
-        self._queried_at = -CHECK_INTERVAL
-        self._possibly_lost: dict[str, int] = {}
+    using: str
+    queues: Queues
+    worker: UUID
+    end: Callable[[], None]
+    backend: str | None = None
+    left_behind: list[str] = field(default_factory=list)
+    _waits_since: float | None = None
+    _queried_at: float = -CHECK_INTERVAL
+    _possibly_lost: dict[str, int] = field(default_factory=dict)
 
     def is_last_poll(self, in_flight: InFlight) -> bool:
         """Promote due tasks, and admit to lock keys. Return whether nothing is in flight and no task was due."""
@@ -90,10 +82,8 @@ class Drain:
         """End the worker because its role lacks a right. A cron job must not wait until the right is granted."""
         if not self.left_behind:
             self.left_behind = ["what it may not claim"]
-            logger.error(
-                "This worker ends, because its role lacks a right: %s. docs/security.md lists what it needs.",
-                one_line(error),
-            )
+            text = "This worker ends, because its role lacks a right: %s. docs/security.md lists what it needs."
+            logger.error(text, one_line(error))
             self.end()
 
     def finish(self) -> None:
@@ -111,21 +101,7 @@ class Drain:
         ]
         for what in self.left_behind:
             logger.error("This worker has no more tasks to run. It leaves %s.", what)
-        for what in self._waiting(paused):
-            logger.info("This worker has no more tasks to run. It leaves %s.", what)
         self.end()
-
-    def _waiting(self, paused: Collection[str]) -> Iterator[str]:
-        """Yield the tasks that rightly wait, in words."""
-        for each in queue_counts(self.using):
-            if not self.queues.serves(each.queue):
-                continue
-            texts = {"SCHEDULED": "scheduled for later", "BLOCKED": "blocked by other tasks, their key or their rate"}
-            if each.queue in paused:
-                texts["READY"] = "in a paused queue"
-            for status, text in texts.items():
-                if count := each.counts[status]:
-                    yield f"{_tasks(count)} of queue {each.queue!r}, {text}"
 
 
 def _tasks(count: int) -> str:

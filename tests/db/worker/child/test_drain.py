@@ -70,21 +70,3 @@ def test_a_draining_worker_leaves_tasks_of_other_paused_and_unknown_kinds():
     tasks.record.enqueue("mine")
     drain(queues=["default", "paused"])
     assert statuses() == {"READY": 3, "SUCCESSFUL": 1}
-
-
-def test_a_draining_worker_names_the_tasks_that_rightly_wait(caplog):
-    """Its exit code is 0, and its user may believe that all have run."""
-    tasks.echo.using(run_after=timedelta(hours=1)).enqueue(1)
-    tasks.echo.using(queue_name="paused").enqueue(2)
-    tasks.echo.using(queue_name="other").enqueue(3)
-    later = tasks.echo.using(run_after=timedelta(hours=1)).enqueue(4)
-    tasks.echo.using(after=[later]).enqueue(5)
-    Queue.objects.pause("paused")
-    with caplog.at_level("INFO", logger="django_pglock.worker"):
-        drain(queues=["default", "paused"])
-    texts = [record.getMessage().partition("It leaves ")[2] for record in caplog.records]
-    assert [text for text in texts if text] == [
-        "2 tasks of queue 'default', scheduled for later.",
-        "1 task of queue 'default', blocked by other tasks, their key or their rate.",
-        "1 task of queue 'paused', in a paused queue.",
-    ]
