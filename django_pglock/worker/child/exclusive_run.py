@@ -60,12 +60,12 @@ class ExclusiveRun:
             return claims
         now = time.monotonic()
         if now < self._none_before:
-            self._postpone(suspects, self._none_before - now)
+            self.in_flight.add(suspects)
+            self.in_flight.abandon(suspects, self._none_before - now)
             return [claim for claim in claims if claim not in suspects]
         suspect = suspects[0]
-        logger.warning(
-            "%s was rescued %d times. It waits until this worker runs no other task.", suspect, suspect.rescues
-        )
+        text = "%s was rescued %d times. It waits until this worker runs no other task."
+        logger.warning(text, suspect, suspect.rescues)
         self._suspect, self._has_begun, self._waits_since = suspect, False, now
         self.in_flight.add(claims)
         for claim in claims:
@@ -85,26 +85,13 @@ class ExclusiveRun:
             self._has_begun = True
             self._timeout = self._first_timeout
             self.in_flight.begin([suspect])
-        elif not self._has_begun and time.monotonic() - self._waits_since > self._timeout:
-            self._postpone_suspect(suspect)
+        elif not self._has_begun and (now := time.monotonic()) - self._waits_since > self._timeout:
+            seconds = self._timeout * POSTPONE_FACTOR
+            text = "%s waited %.0f s for the other tasks of this worker to end. It is postponed for %.0f s."
+            logger.warning(text, suspect, self._timeout, seconds)
+            self._suspect, self._none_before, self._timeout = None, now + seconds, self._timeout * 2
+            self.in_flight.abandon([suspect], seconds)
         return self._suspect is not None
-
-    def _postpone_suspect(self, suspect: Claim) -> None:
-        """Postpone the suspect, so that other tasks can begin."""
-        seconds = self._timeout * POSTPONE_FACTOR
-        logger.warning(
-            "%s waited %.0f s for the other tasks of this worker to end. It is postponed for %.0f s.",
-            suspect,
-            self._timeout,
-            seconds,
-        )
-        self._suspect, self._none_before = None, time.monotonic() + seconds
-        self._timeout *= 2
-        self._postpone([suspect], seconds)
-
-    def _postpone(self, suspects: Sequence[Claim], seconds: float) -> None:
-        self.in_flight.add(suspects)
-        self.in_flight.abandon(suspects, seconds)
 
     def end(self) -> None:
         """Give back a suspect that still waits."""
