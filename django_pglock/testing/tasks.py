@@ -44,7 +44,7 @@ from django_pglock.worker.child.attempt import Attempt
 from django_pglock.worker.child.claimer import ALL, Claimer
 from django_pglock.worker.child.executor import execute
 from django_pglock.worker.child.feeder import Discovery
-from django_pglock.worker.child.in_flight import EndedClaim, InFlight, Progress
+from django_pglock.worker.child.in_flight import EndedClaim, InFlight
 from django_pglock.worker.child.logs import observers
 from django_pglock.worker.child.run import run as run_attempt
 from django_pglock.worker.child.run import run_async
@@ -187,7 +187,6 @@ class Here:
             self.in_flight,
             using,
             NO_WORKER,
-            progress=Progress(self.in_flight, using),
             ready=lambda queue: None,
             scheduled=lambda: None,
         )

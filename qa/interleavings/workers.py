@@ -34,7 +34,7 @@ from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import give_back, settle_and_commit
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.child import settler
-from django_pglock.worker.child.in_flight import EndedClaim, InFlight, Progress
+from django_pglock.worker.child.in_flight import EndedClaim, InFlight
 from qa.interleavings.judge import Judge, law
 from qa.interleavings.verbs import VERBS, Results, Verb, verb
 from qa.interleavings.worlds import DEAD, FAILED, LIVING, THIRD, World
@@ -74,10 +74,7 @@ def settling(world: World, results: Results, outcomes: list[tuple[Claim, Outcome
         return
     in_flight = InFlight(1)
     worker = outcomes[0][0].worker
-    progress = Progress(in_flight, "default")
-    service = settler.Settler(
-        in_flight, "default", worker, progress=progress, ready=lambda *_: None, scheduled=lambda: None
-    )
+    service = settler.Settler(in_flight, "default", worker, ready=lambda *_: None, scheduled=lambda: None)
     # It keeps the session of this thread, whose statements are stopped at, instead of one of its own.
     service._connection, service.close = connections["default"], lambda: None
     for held, outcome in outcomes:

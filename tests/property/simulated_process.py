@@ -165,9 +165,8 @@ class FeederHere(Feeder):
 
 class SettlerHere(Settler):
     def __init__(self, process: SimulatedProcess) -> None:
-        progress: Any = SimpleNamespace(write=lambda claims: (list(claims), [])[1])
         ready = process.feeder.note_ready
-        super().__init__(process.in_flight, process.table, None, progress=progress, ready=ready, scheduled=lambda: None)
+        super().__init__(process.in_flight, process.table, None, ready=ready, scheduled=lambda: None)
         self.history = SimpleNamespace(count=lambda batch: None, due_in=lambda: None)
         self.stopping = Event(process.schedule, "lingers")
 

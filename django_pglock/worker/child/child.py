@@ -29,7 +29,7 @@ from django_pglock.worker.child.attempt import Attempt
 from django_pglock.worker.child.drain import Drain
 from django_pglock.worker.child.executor import Executor
 from django_pglock.worker.child.feeder import Feeder, ParentsHeartbeat
-from django_pglock.worker.child.in_flight import InFlight, Progress
+from django_pglock.worker.child.in_flight import InFlight
 from django_pglock.worker.child.runners import TaskThread, Watchdog, close_sessions_of_ended_threads
 from django_pglock.worker.child.settler import Settler
 from django_pglock.worker.loop import READ, Loop, Timer
@@ -109,7 +109,6 @@ class Child:
             self.in_flight,
             using,
             self.id,
-            progress=Progress(self.in_flight, using),
             ready=self.feeder.note_ready,
             scheduled=lambda: self.channel.send(scheduled=True),
         )

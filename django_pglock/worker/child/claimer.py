@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
@@ -174,17 +174,10 @@ class QueueCursors:
         """The statement that claims behind the position where the last claim ended."""
         return claim_statement(self.using, worker=self.worker, paths=self.paths, backend=self.backend, behind=True)
 
-    def fair(self, queue: str, after: str, limit: int) -> tuple[list[Claim], str]:
-        """Claim tasks with ``fair=`` behind the key ``after``. Return them, and the key behind which to continue."""
-        return claim_fair(
-            self.using,
-            worker=self.worker,
-            queue=queue,
-            paths=self.paths,
-            after=after,
-            limit=limit,
-            backend=self.backend,
-        )
+    @cached_property
+    def fair(self) -> Callable[..., tuple[list[Claim], str]]:
+        """The function that claims tasks with ``fair=``."""
+        return partial(claim_fair, self.using, worker=self.worker, paths=self.paths, backend=self.backend)
 
     def of(self, queue: str) -> QueueCursor:
         """Return the cursor of one queue."""
@@ -254,10 +247,10 @@ class QueueCursor:
 
     def _claim_fair(self, limit: int) -> list[Claim]:
         after = self._last_key
-        claims, self._last_key = self.shared.fair(self.queue, after, limit)
+        claims, self._last_key = self.shared.fair(queue=self.queue, after=after, limit=limit)
         if len(claims) < limit and after and not self._last_key:
             # There were not enough tasks behind the last key: continue from the first key.
-            more, self._last_key = self.shared.fair(self.queue, "", limit - len(claims))
+            more, self._last_key = self.shared.fair(queue=self.queue, after="", limit=limit - len(claims))
             claims += more
         self._has_fair, self._check_fair_at = bool(claims), None
         return claims

@@ -246,24 +246,18 @@ class Feeder(Service):
             self._discovery.search()
         self._polled_at = time.monotonic()
         claims = self.claimer.claim(kind, limit, notified=self._heard if self._is_rest_empty else ())
-        if kind == ALL:
-            self._is_split = self.claimer.has_more and len(self.claimer.kinds) > 1
-        else:
-            self._note_kind(kind, took=time.monotonic() - self._polled_at, has_found=bool(claims))
+        now = time.monotonic()
+        if kind != ASYNC:
+            self._is_split = self.claimer.has_more
+        if kind != ALL:
+            # Idle threads are worse than slow claims, so there is no pause while sync tasks are found.
+            factor = EMPTY_PAUSE_FACTOR if not claims else ASYNC_PAUSE_FACTOR if kind == ASYNC else 0
+            self._last_kind, self._paused_until[kind] = kind, now + factor * (now - self._polled_at)
         # A task may have been ready before this worker asked for notifications, also a task of a kind of functions
         # that had no capacity.
         self._is_rest_empty = kind == ALL and not claims and self._polled_at >= self._notified_from
         self.is_claiming = True
         return claims
-
-    def _note_kind(self, kind: FunctionKind, *, took: float, has_found: bool) -> None:
-        """Note a claim for one kind of functions, before which it was perhaps decided to claim them in turn."""
-        if kind == SYNC and not self.claimer.has_more:
-            self._is_split = False
-        self._last_kind = kind
-        # Idle threads are worse than slow claims, so there is no pause while sync tasks are found.
-        factor = EMPTY_PAUSE_FACTOR if not has_found else ASYNC_PAUSE_FACTOR if kind == ASYNC else 0
-        self._paused_until[kind] = time.monotonic() + factor * took
 
     def _begin(self, claims: Sequence[Claim]) -> None:
         """Pass claims to the threads and the event loop."""
@@ -388,7 +382,7 @@ class Feeder(Service):
         # this moment. The order of these lines matters. ``before`` excludes claims that are made after it was read. The
         # date of a group's claim may be older, because it has waited for a lock. The key of an earlier claim stays in
         # ``claiming_groups`` until the claim is in flight. So ``group_keys`` has its key, or ``known`` has the claim.
-        before, group_keys = server_time(self.using), self.in_flight.group_keys_being_claimed()
+        before, group_keys = server_time(self.using), filter(None, list(self.in_flight.claiming_groups.values()))
         self._compared_at, known = time.monotonic(), self.in_flight.task_ids()
         lost = give_back(self.using, self.worker, known, older_than=older_than, before=before, except_keys=group_keys)
         if lost:

@@ -178,7 +178,7 @@ class LoopCapacity:
         self.on_first: Callable[[], None] | None = None
         #: How many claims use a slot, from the moment at which they were fetched.
         self.running = 0
-        self._counting = threading.Condition()
+        self._counting = threading.Lock()
 
     def put(self, claim: Claim) -> None:
         """Put a claim into the inbox."""
@@ -199,17 +199,11 @@ class LoopCapacity:
         """Note that one claim has ended."""
         with self._counting:
             self.running -= 1
-            self._counting.notify_all()
         self._changed()
 
     def free_capacity(self) -> int:
         """Return how many claims to fetch now."""
         return max(0, MOST_ASYNC - self.running)
-
-    def wait(self, timeout: float, *, besides: int = 0) -> bool:
-        """Wait up to ``timeout`` seconds until no claim uses a slot, or only ``besides``. Return whether this is so."""
-        with self._counting:
-            return self._counting.wait_for(lambda: self.running <= besides, timeout)
 
 
 def _taken_from(inbox: Inbox) -> Iterator[Claim]:
@@ -312,10 +306,6 @@ class InFlight:
     def task_ids(self) -> list[int]:
         """Return the ids of the tasks in flight."""
         return [task_id for task_id, _attempt in list(self.claims)]
-
-    def group_keys_being_claimed(self) -> list[str]:
-        """Return the lock keys of the groups for which threads are claiming now."""
-        return [key for key in list(self.claiming_groups.values()) if key is not None]
 
     def begin_all(self, claims: Sequence[Claim]) -> None:
         """Add claims, and pass them to threads and event loop in this order."""
@@ -423,26 +413,17 @@ def resident_memory() -> int:
         return peak if sys.platform == "darwin" else peak * 1024
 
 
-class Progress:
-    """Writes the newest progress of each task in flight.
+def with_new_progress(claims: Iterable[Claim]) -> list[Claim]:
+    """Return the claims whose tasks have reported progress that is not written yet."""
+    return [claim for claim in claims if claim.progress is not claim.written_progress]
 
-    The settler writes it from time to time, and once more before the end of the task. In the session of an atomic task,
+
+def write_new_progress(using: str, claims: Iterable[Claim]) -> list[Claim]:
+    """Write the newest progress of tasks. Return the claims with a lost or locked row.
+
+    The settler writes it from time to time, and once more before the end of a task. In the session of an atomic task,
     the progress would be visible only after the commit.
     """
-
-    def __init__(self, in_flight: InFlight, using: str) -> None:
-        self.in_flight = in_flight
-        self.using = using
-
-    @property
-    def is_new(self) -> bool:
-        """Whether a task in flight has reported progress that is not written yet."""
-        return any(claim.progress is not claim.written_progress for claim in list(self.in_flight.claims.values()))
-
-    def write(self, claims: Iterable[Claim] | None = None) -> list[Claim]:
-        """Write the new progress of claims (None: of all in flight). Return those with a lost or locked row."""
-        claims = list(self.in_flight.claims.values()) if claims is None else claims
-        changed = [claim for claim in claims if claim.progress is not claim.written_progress]
-        if changed:
-            write_progress(self.using, changed)
-        return [claim for claim in changed if claim.progress is not claim.written_progress]
+    if changed := with_new_progress(claims):
+        write_progress(using, changed)
+    return with_new_progress(changed)

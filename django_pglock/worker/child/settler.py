@@ -31,7 +31,7 @@ from django_pglock.store.rescue import judge, server_times
 from django_pglock.store.settle import finish_dates, locked_by_others, settle, settle_unobserved
 from django_pglock.store.wake import wake, wake_except
 from django_pglock.worker.child.history import History
-from django_pglock.worker.child.in_flight import EndedClaim, InFlight, Progress
+from django_pglock.worker.child.in_flight import EndedClaim, InFlight, with_new_progress, write_new_progress
 from django_pglock.worker.child.logs import report, report_lost
 from django_pglock.worker.service import Service
 
@@ -121,14 +121,12 @@ class Settler(Service):
         using: str,
         worker: UUID,
         *,
-        progress: Progress,
         ready: Callable[[str], None],
         scheduled: Callable[[], None],
     ) -> None:
         super().__init__(using)
         self.in_flight = in_flight
         self.worker = worker
-        self.progress = progress
         self.ready = ready
         self.scheduled = scheduled
         self._batch: list[EndedClaim] = []
@@ -153,7 +151,7 @@ class Settler(Service):
 
     def write_progress_soon(self) -> None:
         """Have the progress of running tasks written, if there is any. For other threads."""
-        if self.progress.is_new and not self._is_progress_due:
+        if with_new_progress(list(self.in_flight.claims.values())) and not self._is_progress_due:
             self._is_progress_due = True
             self.wake()
 
@@ -177,7 +175,7 @@ class Settler(Service):
         if self._is_progress_due:
             self._is_progress_due = False
             super().open()
-            self.progress.write()
+            write_new_progress(self.using, list(self.in_flight.claims.values()))
         if self.history.due_in() == 0:
             super().open()
             self.history.write()
@@ -256,7 +254,7 @@ class Settler(Service):
         if is_plain(batch):
             return self._write_plain(batch)
         open_ = [ended for ended in batch if ended.outcome is not None and not ended.is_settled]
-        if unwritten := set(self.progress.write(map(CLAIM, open_))):
+        if unwritten := set(write_new_progress(self.using, map(CLAIM, open_))):
             self._set_locked_aside([ended for ended in open_ if ended.claim in unwritten])
             open_ = self._without_locked(open_)
         if logged := [
