@@ -5,7 +5,6 @@
 - ``async_sessions``: the same sessions, for coroutines.
 - ``message``: one message to the server, below Django's cursor if only Django's code is in between, else through it.
 - ``exchange``: one exchange with the server by psycopg's own generators.
-- ``standby``: whether a session leads to a standby, or may only read.
 - ``notifications``: a loop that PostgreSQL wakes by LISTEN and NOTIFY.
 - ``stopping``: ends the code of a cancelled attempt, in its own thread, at its next statement.
 - ``forking``: makes forked child processes not use the sessions of their parent.

@@ -35,7 +35,6 @@ class Channel(Protocol):
 #: How many times a session is opened again because the process has forked meanwhile.
 REPETITIONS = 3
 
-_generation = 0
 #: The number of forks by this process.
 _forks = 0
 # By ``id()``. A WeakValueDictionary would run a function in Python at the end of each session, and an exception that a
@@ -43,11 +42,6 @@ _forks = 0
 _channels: dict[int, ref[Channel]] = {}
 # Per thread, because several threads may fork at once.
 _here = threading.local()
-
-
-def generation() -> int:
-    """Return the number of forks from the process that has imported this module to this process."""
-    return _generation
 
 
 def keep_from_children(channel: Channel) -> None:
@@ -94,8 +88,6 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _generation
-    _generation += 1
     # The inherited objects are kept, because without a reference they would be closed.
     if not _here.inherited:
         return

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from django.db.backends.signals import connection_created
 from django.utils.module_loading import import_string
 from psycopg import IsolationLevel
 
@@ -36,11 +35,6 @@ TIME_LIMITS = {
 #: BEGIN. A single statement in autocommit has the role's default level.
 NEEDED = {"default_transaction_isolation": "read committed", "array_nulls": "on"}
 
-#: psycopg reads dates and intervals only in these styles. A role or a database may have others.
-READABLE_STYLES = {"DateStyle": "ISO", "IntervalStyle": "postgres"}
-#: An entry of a connection's settings: the server is told these styles when the connection is opened.
-SETS_STYLES = "PGLOCK_SETS_STYLES"
-
 # A setting that the server does not know is NULL. To read pg_settings takes a millisecond more.
 SET_SETTINGS = """
 SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS wanted (name, value)
@@ -62,7 +56,6 @@ def dedicated_connection(using: str, *, application_name: str | None = None) -> 
     if application_name is not None:
         options["application_name"] = application_name[:63]
     settings.update(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=False, ATOMIC_REQUESTS=False, AUTOCOMMIT=True)
-    settings[SETS_STYLES] = True
     wrapper = import_string(f"{settings['ENGINE']}.base.DatabaseWrapper")
     connection: DatabaseWrapper = wrapper(settings, alias=using)
     connection.inc_thread_sharing()
@@ -70,34 +63,9 @@ def dedicated_connection(using: str, *, application_name: str | None = None) -> 
 
 
 def limit_waiting(connection: DatabaseWrapper) -> None:
-    """Limit how long this Django connection waits on a silent network, unless its settings have such limits.
-
-    In addition, its sessions have styles of dates and intervals that psycopg can read, like those of
-    ``dedicated_connection``.
-    """
+    """Limit how long this Django connection waits on a silent network, unless its settings have such limits."""
     settings = connection.settings_dict
-    options = {**TIME_LIMITS, **settings["OPTIONS"]}
-    connection.settings_dict = {**settings, "OPTIONS": options, SETS_STYLES: True}
-
-
-def unreadable_styles(connection: DatabaseWrapper) -> dict[str, str]:
-    """Return the session's styles of dates and intervals that psycopg cannot read. Sends no query."""
-    raw: Any = connection.connection
-    # The server reports them when it accepts a session. A pooler may leave out the second.
-    found = {name: raw.info.parameter_status(name) for name in READABLE_STYLES}
-    # For example "ISO, MDY": the second word is about dates that the server reads.
-    return {name: value for name, value in found.items() if value and not value.startswith(READABLE_STYLES[name])}
-
-
-def _set_styles(connection: DatabaseWrapper, **kwargs: Any) -> None:
-    """Set the styles in a new session. Sends a statement only if they are others."""
-    if connection.settings_dict.get(SETS_STYLES) and (found := unreadable_styles(connection)):
-        _set(connection, {name: READABLE_STYLES[name] for name in found})
-        if not connection.get_autocommit():
-            connection.commit()
-
-
-connection_created.connect(_set_styles, dispatch_uid="django_pglock.postgres.sessions")
+    connection.settings_dict = {**settings, "OPTIONS": {**TIME_LIMITS, **settings["OPTIONS"]}}
 
 
 def set_limits(connection: DatabaseWrapper, limits: Mapping[str, str]) -> None:
@@ -107,9 +75,6 @@ def set_limits(connection: DatabaseWrapper, limits: Mapping[str, str]) -> None:
     array is not read as a text. Settings that the server does not know are left out. Behind a pooler nothing is set,
     because the next client of the session would get the settings.
     """
-    _set(connection, {**NEEDED, **limits})
-
-
-def _set(connection: DatabaseWrapper, settings: Mapping[str, str]) -> None:
+    settings = {**NEEDED, **limits}
     with connection.cursor() as cursor:
         cursor.execute(SET_SETTINGS, (list(settings), list(settings.values()), backend_pid(connection)))

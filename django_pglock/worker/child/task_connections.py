@@ -14,9 +14,8 @@ from psycopg.errors import CannotConnectNow, CrashShutdown
 from psycopg.pq import TransactionStatus
 
 from django_pglock.locks.session_locks import holds_locks
-from django_pglock.postgres.connections import end_session, has_session_ended, sqlstates_of
+from django_pglock.postgres.connections import access_of, end_session, has_session_ended, is_on_standby, sqlstates_of
 from django_pglock.postgres.sessions import limit_waiting
-from django_pglock.postgres.standby import access_of, is_on_standby
 from django_pglock.postgres.stopping import install_if_in_task, install_wrapper
 
 if TYPE_CHECKING:

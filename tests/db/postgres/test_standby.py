@@ -6,8 +6,7 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 from psycopg.pq import TransactionStatus
 
-from django_pglock.postgres.connections import end_session, transaction_status
-from django_pglock.postgres.standby import access_of, is_on_standby
+from django_pglock.postgres.connections import access_of, end_session, is_on_standby, transaction_status
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
