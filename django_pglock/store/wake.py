@@ -116,7 +116,8 @@ def wake(using: str, queues: Iterable[str]) -> None:
     """Wake sleeping workers for these queues after the commit of the current transaction."""
     names = set(queues)
     if names and commits_itself(connections[using]):
-        run(using, NOTIFY, 0, list(names), get_settings().HEARTBEAT_LIMIT)
+        if not _will_be_prepared(connections[using]):
+            run(using, NOTIFY, 0, list(names), get_settings().HEARTBEAT_LIMIT)
         return
     for queue in names:
         _wake_on_commit(using, queue)
@@ -140,7 +141,8 @@ def wake_others(using: str, queues: Iterable[str], worker: UUID, *, hops: int = 
 def wake_parents(using: str) -> None:
     """Have parents look, after the commit of the current transaction, when the next scheduled task is due."""
     if commits_itself(connections[using]):
-        run(using, NOTIFY_PARENTS)
+        if not _will_be_prepared(connections[using]):
+            run(using, NOTIFY_PARENTS)
     else:
         _wake_on_commit(using, PARENTS)
 
@@ -221,9 +223,18 @@ def after_commit(using: str, function: Callable[..., Any], *values: Any, **optio
 def notify_after_commit(using: str, statement: str, *values: Any) -> None:
     """Execute a statement that only sends notifications once the current transaction is committed."""
     if commits_itself(connections[using]):
-        run(using, statement, *values)
+        if not _will_be_prepared(connections[using]):
+            run(using, statement, *values)
     else:
         after_commit(using, run, using, statement, *values)
+
+
+def _will_be_prepared(connection: Any) -> bool:
+    """Return whether psycopg has begun a two-phase transaction, by ``tpc_begin()``.
+
+    PostgreSQL does not prepare a transaction that has sent a NOTIFY. Without it, the regular poll finds the task.
+    """
+    return getattr(connection.connection, "_tpc", None) is not None
 
 
 def commits_itself(connection: Any) -> bool:

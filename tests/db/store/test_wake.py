@@ -238,6 +238,22 @@ def test_the_commit_of_the_caller_wakes_sleeping_workers_first_and_then_others()
     assert {each.pk for each in asleep} < woken <= {each.pk for each in [*asleep, *awake]}
 
 
+def test_a_transaction_that_will_be_prepared_has_no_notification():
+    """PostgreSQL refuses to prepare it otherwise. The poll finds the task."""
+    listening_worker()
+    connection.set_autocommit(False)
+    try:
+        connection.connection.tpc_begin("two phases")
+        with CaptureQueriesContext(connection) as queries:
+            tasks.nothing.enqueue()
+            tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
+        assert len(queries) == 2
+        assert not any("pg_notify" in query["sql"] for query in queries)
+        connection.connection.tpc_rollback()
+    finally:
+        connection.set_autocommit(True)
+
+
 # Who serves which queue: PostgreSQL reads the rows as the worker reads its command line.
 
 NAMES = st.text(alphabet="ab-=*1 .é%_\\", min_size=1, max_size=4) | st.sampled_from(["default", "django_pglock"])
