@@ -122,7 +122,7 @@ def test_half_open_connections(proxy, experiment, beats, wait_until_busy, eventu
     experiment.show("the last of twelve threads begins a task again", last_thread(evidence, workers, moments), 60)
     experiment.affirm(
         "the log names a task whose connection was closed",
-        is_kept=any("A statement of Task" in each.output for each in workers),
+        is_kept=any("executes a statement that" in each.output for each in workers),
     )
 
 
