@@ -10,13 +10,13 @@ what the earlier one has committed. If a process crashes between its commit and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from django.db import connections
 
 from django_pglock.keys.reserved import ADMISSION
-from django_pglock.store.statements import Part, array_of_texts, run
+from django_pglock.store.statements import Part, array_of_texts, run, windows
 from django_pglock.store.wake import after_commit, wake
 from django_pglock.tasks.call_keys import GROUPED, RATED
 
@@ -217,8 +217,8 @@ def admit_without_wake(using: str, keys: Iterable[str | None]) -> list[str]:
     """Make tasks of these keys READY, as ``admit`` does. Returns the queue of each task; the caller wakes workers."""
     wanted = sorted({key for key in keys if key is not None})
     queues: list[str] = []
-    for start in range(0, len(wanted), KEYS_AT_ONCE):
-        queues += _admit(using, wanted[start : start + KEYS_AT_ONCE])
+    for some in windows(wanted, KEYS_AT_ONCE):
+        queues += _admit(using, some)
     return queues
 
 
@@ -228,7 +228,7 @@ def admit_on_commit(using: str, keys: Collection[str | None]) -> None:
         after_commit(using, admit, using, keys)
 
 
-def _admit(using: str, keys: list[str]) -> list[str]:
+def _admit(using: str, keys: Sequence[str]) -> list[str]:
     """Admit to some keys; return the queue of each task that was admitted."""
     rated = [key for key in keys if key.startswith(RATED)]
     plain = [key for key in keys if not key.startswith(RATED)]

@@ -24,7 +24,7 @@ from django.db.models.functions import Extract, Now
 from django_pglock.errors import ClaimLost, ConfigurationError, DuplicateTask
 from django_pglock.store.failures import in_group
 from django_pglock.store.operate import RETRY, VERBS, Verb
-from django_pglock.store.statements import WINDOW, is_among, rows_of
+from django_pglock.store.statements import WINDOW, is_among, rows_of, windows
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.backends import our_backends
 from django_pglock.tasks.compat import task_backends
@@ -137,9 +137,8 @@ def enqueue_change(using: str, verb: Verb, ids: Sequence[int], value: str = "") 
     Raises ``ConfigurationError`` if no backend stores its tasks in the database ``using``.
     """
     change = change_tasks.using(backend=_backend_of(using))
-    parts = (list(ids[start : start + MOST_IDS]) for start in range(0, len(ids), MOST_IDS))
     extra: Any = [value] if value else []
-    return [int(change.enqueue(verb.name, part, *extra).id) for part in parts]
+    return [int(change.enqueue(verb.name, list(some), *extra).id) for some in windows(ids, MOST_IDS)]
 
 
 def enqueue_redrive(using: str, fingerprint: int, rate: float) -> tuple[int, bool]:

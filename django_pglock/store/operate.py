@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -34,15 +34,7 @@ from django_pglock.store.prune import delete_free, unneeded
 from django_pglock.store.ready import DUE_STATUS
 from django_pglock.store.release import release_on_commit, wait_again
 from django_pglock.store.requests_to_worker import NOTIFY_REQUEST
-from django_pglock.store.statements import (
-    EXPIRES_AT,
-    LIMIT_WAITS,
-    WINDOW,
-    in_status,
-    is_among,
-    rows_of,
-    run,
-)
+from django_pglock.store.statements import EXPIRES_AT, LIMIT_WAITS, WINDOW, in_status, is_among, rows_of, run, windows
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.store.wake import notify_after_commit, wake
 from django_pglock.tasks.compat import task_backends
@@ -143,8 +135,7 @@ class Verb:
         connection_for(rows.db)  # raises a sentence for an alias that does not exist
         self.check(rows.db, value)
         ids = self.ids(rows, value)
-        windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
-        return sum(_change_window(rows, window, self, value) for window in windows)
+        return sum(_change_window(rows, window, self, value) for window in windows(ids, WINDOW))
 
     def message(self, text: Message, number: int, *, most: int | None = None) -> str:
         """Return the text about a number of rows; ``most`` is the number at which counting stops."""
@@ -153,7 +144,7 @@ class Verb:
         return text(number) % {"count": count, "statuses": get_text_list(labels)}
 
 
-def _change_window(tasks: Any, ids: list[int], verb: Verb, value: str) -> int:
+def _change_window(tasks: Any, ids: Sequence[int], verb: Verb, value: str) -> int:
     if verb.is_deletion:
         return delete_free(verb.movable(tasks.filter(is_among(ids)), value))
     changed = _change(tasks, ids, verb, value)
@@ -167,7 +158,7 @@ def _change_window(tasks: Any, ids: list[int], verb: Verb, value: str) -> int:
     return len(changed)
 
 
-def _change(tasks: Any, ids: list[int], verb: Verb, value: str) -> list[int]:
+def _change(tasks: Any, ids: Sequence[int], verb: Verb, value: str) -> list[int]:
     """Change those of these tasks that are free, by one statement. Return their ids.
 
     A statement can leave out a locked row, but not a unique key that another transaction is taking. Then each half is

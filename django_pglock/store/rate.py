@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from django_pglock.store.admit import locking
-from django_pglock.store.statements import IN_INDEX_ORDER, run
+from django_pglock.store.statements import IN_INDEX_ORDER, run, windows
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
@@ -82,9 +82,7 @@ def note_starts(using: str, claims: Iterable[Claim]) -> None:
     rated = ((each.lock_key, json.loads(each.meta).get("rate")) for each in claims if '"rate"' in each.meta)
     # Any program may write rows.
     rates = [(key, *rate) for key, rate in rated if key and isinstance(rate, list) and len(rate) == 2]
-    started = sorted(Counter(rates).items())
-    for start in range(0, len(started), KEYS_AT_ONCE):
-        some = started[start : start + KEYS_AT_ONCE]
+    for some in windows(sorted(Counter(rates).items()), KEYS_AT_ONCE):
         keys, intervals, bursts = map(list, zip(*(each for each, _ in some), strict=True))
         counts = [count for _, count in some]
         run(using, START_AT_RATE, keys, intervals, bursts, counts, first=locking(using, keys))

@@ -18,7 +18,7 @@ from psycopg.errors import LockNotAvailable
 from django_pglock.store.admit import admit, admit_on_commit
 from django_pglock.store.marking import first_free, mark
 from django_pglock.store.ready import DUE_STATUS, due
-from django_pglock.store.statements import array_of_numbers, rows_of, run
+from django_pglock.store.statements import array_of_numbers, rows_of, run, windows
 from django_pglock.store.wake import after_commit, wake, wake_parents
 from django_pglock.tasks.states import TaskStatus
 
@@ -269,9 +269,8 @@ def wait_again(using: str, ids: Sequence[int]) -> None:
     retried task is cancelled again after the commit.
     """
     waiting = [id_ for (id_,) in run(using, HAVE_DEPENDENCIES, array_of_numbers(ids))] if ids else []
-    for start in range(0, len(waiting), BLOCKED_AT_ONCE):
-        some = array_of_numbers(waiting[start : start + BLOCKED_AT_ONCE])
-        release_on_commit(using, [awaited for (awaited,) in run(using, WAIT_AGAIN, some)])
+    for some in windows(waiting, BLOCKED_AT_ONCE):
+        release_on_commit(using, [awaited for (awaited,) in run(using, WAIT_AGAIN, array_of_numbers(some))])
 
 
 # Scheduled tasks become ready when they are due.

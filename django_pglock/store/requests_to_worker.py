@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 from uuid import UUID
 
-from django_pglock.store.statements import run
+from django_pglock.store.statements import run, windows
 from django_pglock.store.wake import notify_after_commit
 from django_pglock.tasks.claim import Claim
 
@@ -137,9 +137,8 @@ def write_progress(using: str, claims: Sequence[Claim], *, is_last: bool = False
 
     Locked rows are skipped as well, unless the progress ``is_last``.
     """
-    claims = sorted(claims, key=attrgetter("id"))
-    for start in range(0, len(claims), COMPARED_AT_ONCE):
-        _write(using, claims[start : start + COMPARED_AT_ONCE], is_last=is_last)
+    for some in windows(sorted(claims, key=attrgetter("id")), COMPARED_AT_ONCE):
+        _write(using, some, is_last=is_last)
 
 
 def _write(using: str, claims: Sequence[Claim], *, is_last: bool) -> None:

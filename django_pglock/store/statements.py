@@ -26,10 +26,10 @@ Rules for all statements:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from django.db import connections
@@ -43,6 +43,8 @@ from django_pglock.tasks.states import TaskStatus
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
+
+T = TypeVar("T")
 
 #: In the order of the fields of ``Claim``, without the worker.
 CLAIM_COLUMNS = (
@@ -185,6 +187,11 @@ def is_among(ids: Iterable[int]) -> Func:
     template = "%(expressions)s::bigint[])"
     array = Value(array_of_numbers(ids))
     return Func(F("pk"), array, template=template, arg_joiner=" = ANY (", output_field=BooleanField())
+
+
+def windows(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yield a sequence in parts of some size, each of which is for one statement."""
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def array_of_numbers(numbers: Iterable[int]) -> str:

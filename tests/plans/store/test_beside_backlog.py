@@ -6,8 +6,6 @@ A plan can look right and still walk through everything, so plans are executed, 
 
 from __future__ import annotations
 
-from uuid import uuid4
-
 import pytest
 from django.db import connection
 
@@ -15,7 +13,6 @@ from django_pglock import Rate
 from django_pglock.models import Task
 from django_pglock.store.admit import ADMIT, ADMIT_NEXT, BLOCKED_KEYS, HOLDERS
 from django_pglock.store.admit_one import admit_statement, enqueue_statement
-from django_pglock.store.await_end import AWAITED_IN_WORKER
 from django_pglock.store.claim import CLAIM_FAIR, CLAIM_GROUP, RUNNING_CLAIM, claim_statement
 from django_pglock.store.count import COUNT_FAILED, COUNT_OTHERS, COUNT_READY
 from django_pglock.store.failures import FAILURE_GROUPS
@@ -238,8 +235,6 @@ def few_rows(backlog):
         "HAVE_DEPENDENCIES": Call(filled(HAVE_DEPENDENCIES), (f"{{{backlog.ids[0]}}}",)),
         "WAIT_AGAIN": Call(filled(WAIT_AGAIN), (f"{{{backlog.ids[0]}}}",)),
         "ENQUEUE_MANY, with after": Call(insert_many(connection, tasks.nothing.using(after=backlog.ids), [CALL], "{}")),
-        # What a task waits for, and the queues of its worker, are found by their ids.
-        "AWAITED_IN_WORKER": Call(filled(AWAITED_IN_WORKER), (uuid4(), backlog.ids[0])),
         # A claim in turns reads the first tasks of each tenant.
         "CLAIM_FAIR": Call(
             filled(CLAIM_FAIR),
