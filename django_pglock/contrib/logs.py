@@ -10,15 +10,9 @@ LOGGING = {
 from __future__ import annotations
 
 import logging
-from contextvars import ContextVar, Token
-from typing import Any
 
-from django_pglock.tasks import instrumentation
-from django_pglock.tasks.claim import LOG_FIELDS
-from django_pglock.tasks.fields import TaskFields
-from django_pglock.tasks.instrumentation import AttemptInfo, EnqueueObserver, RunObserver
+from django_pglock.tasks.claim import LOG_FIELDS, running_claim
 
-_fields: ContextVar[dict[str, Any]] = ContextVar("django_pglock_log_fields")
 _NO_TASK = dict.fromkeys(LOG_FIELDS)
 
 
@@ -29,37 +23,9 @@ class TaskFilter(logging.Filter):
     group call has those of its first task.
     """
 
-    def __init__(self, name: str = "") -> None:
-        super().__init__(name)
-        instrumentation.add(CurrentTask())
-
     def filter(self, record: logging.LogRecord) -> bool:
         """Add the fields that the record does not have."""
-        for name, value in _fields.get(_NO_TASK).items():
+        claim = running_claim.get()
+        for name, value in (_NO_TASK if claim is None else claim.log_fields()).items():
             record.__dict__.setdefault(name, value)
         return True
-
-
-class CurrentTask:
-    """The instrument: notes which task runs in a thread or in a coroutine."""
-
-    name = "logs"
-
-    def enqueuing(self, task: TaskFields) -> EnqueueObserver:
-        """Do nothing, because only running attempts are noted."""
-        return EnqueueObserver()
-
-    def running(self, attempt: AttemptInfo) -> RunObserver:
-        """Note the task until its attempt ends."""
-        return RunningTaskFields(_fields.set(attempt.claims[0].log_fields()))
-
-
-class RunningTaskFields(RunObserver):
-    """An attempt that is noted."""
-
-    def __init__(self, token: Token[dict[str, Any]]) -> None:
-        self.token = token
-
-    def ended(self, outcome: Any) -> None:
-        """Note that no task runs here."""
-        _fields.reset(self.token)
