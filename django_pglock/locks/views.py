@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
@@ -114,8 +115,8 @@ class ViewLock(Lock):
             return cast(View, self._wrap(view, where, is_async=iscoroutinefunction(view) or _is_async_dispatch(view)))
         if hasattr(view, "initialize_request"):
             raise ConfigurationError(
-                f"{where}: it authenticates the request inside dispatch(), too late for the key. Put "
-                "django_pglock.contrib.rest_framework.lock_view on its handler methods."
+                f"{where}: it authenticates the request inside dispatch(), too late for the key. Put lock_view on its "
+                "handler methods."
             )
         view_class: Any = view
         view_class.dispatch = self._wrap_dispatch(view_class.dispatch, where)
@@ -135,9 +136,15 @@ class ViewLock(Lock):
 
     def _wrap(self, view: Any, where: str, *, is_async: bool) -> Any:
         naming = self._view_naming(ViewKey(self._key, view, where))
+        locked: Any
         if is_async:
-            return self._decorate_async(view, naming, _keep_async)
-        return self._decorate(view, naming, functools.partial(_keep, where))
+            locked = self._decorate_async(view, naming, _keep_async)
+        else:
+            locked = self._decorate(view, naming, functools.partial(_keep, where))
+        # A framework that reads the annotations of the view would look for their names in the module of the decorator.
+        with suppress(Exception):
+            locked.__signature__ = inspect.signature(view, eval_str=True)
+        return locked
 
     def _view_naming(self, key: ViewKey) -> Naming:
         def naming(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str] | None:
