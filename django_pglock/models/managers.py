@@ -97,7 +97,6 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
 
     unknown = _report(ready_tasks.unknown)
     queue_counts = _report(count.queue_counts)
-    count_workable = _report(count.count_workable)
     failures = _report(failed_tasks.failures)
 
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from django_pglock.store.failures import FIND_GROUPS, MOST_FOUND
-from django_pglock.store.ready import due, paused_queues, ready_queues
-from django_pglock.store.statements import MOST_COUNTED, rows_of, run
-from django_pglock.tasks.queues import OWN_QUEUE
+from django_pglock.store.ready import paused_queues, ready_queues
+from django_pglock.store.statements import MOST_COUNTED, run
 
 #: The age of the oldest ready task of a queue is read from this number of tasks, those with the lowest ids. One is not
 #: enough: the task with the lowest id may have become due just now.
@@ -124,22 +123,6 @@ def queue_counts(using: str, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
         at_least = capped | {status for status, has_more in here.items() if has_more}
         found.append(QueueCounts(queue, counts, oldest, paused.get(queue), frozenset(at_least)))
     return found
-
-
-def count_workable(using: str, queues: Collection[str] = (), *, most: int = MOST_COUNTED) -> int:
-    """Return how many tasks of these queues (none: of all) a worker could start now: ready tasks and due tasks.
-
-    Paused queues are not counted. This package's own tasks always are, because each worker runs them. At most ``most``
-    ready tasks of each queue are counted, and ``most`` due tasks in all queues together.
-    """
-    queues = {*queues, OWN_QUEUE} if queues else queues
-    paused = paused_queues(using)
-    wanted = [queue for queue in queues or ready_queues(using) if queue not in paused]
-    waiting = due(rows_of("Task", using)).exclude(queue__in=paused)
-    if queues:
-        waiting = waiting.filter(queue__in=queues)
-    ready = ready_counts(using, wanted, most=most)
-    return int(waiting.order_by("run_after")[:most].count()) + sum(count for count, _ in ready.values())
 
 
 def _count_others(using: str, most: int) -> tuple[dict[str, dict[str, int]], set[str]]:

@@ -124,7 +124,7 @@ assert TASKS.filter(pk=shipped.id, finished_at__gt=Now() - timedelta(minutes=5),
 work()
 assert status_of(refused) == "CANCELLED"
 for command in (
-    *("list", f"show {failed.id}", "failures", "stats", "schedules", "keda", "keda --queue mail"),
+    *("list", f"show {failed.id}", "failures", "stats", "schedules"),
     *(f"run-now {due.id}", f"retry {refused.id}", f"cancel {refused.id}", "reset --all --yes"),
     *("pause any", "resume any", "prune --older-than 9", "redrive --task shop.tasks.refuse --yes --rate 100"),
 ):

@@ -70,10 +70,9 @@ def locktasks(*arguments):
 @pytest.mark.usefixtures("tasks_elsewhere")
 def test_the_commands_take_the_database_of_the_backend():
     result = tasks.nothing.enqueue()
-    assert locktasks("keda") == "1\n", "or an autoscaler would never start a worker"
     assert "default" in locktasks("status")
     assert "tests.sample.tasks.nothing" in locktasks("list")
-    assert locktasks("keda", "--database", "default") == "0\n"
+    assert "No task matches" in locktasks("list", "--database", "default")
     call_command("runlockworker", "--drain", "--no-reload")
     result.refresh()
     assert result.status == "SUCCESSFUL"

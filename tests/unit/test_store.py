@@ -166,7 +166,7 @@ def test_tasks_change_their_status_only_by_verbs_of_tasks(name):
 @pytest.mark.parametrize(
     ("model", "names"),
     [
-        (Task, ["unknown", "queue_counts", "failures", "count_workable"]),
+        (Task, ["unknown", "queue_counts", "failures"]),
         (Queue, ["pause", "resume"]),
         (Number, ["series", "totals"]),
     ],

@@ -35,7 +35,6 @@ from django_pglock.management.choosing import (
 from django_pglock.management.terminal import TerminalCommand, confirm, ignore_broken_pipe, printable
 from django_pglock.models import Queue, Task, Worker
 from django_pglock.store.bulk import HIGHEST_RATE, LOWEST_RATE, enqueue_redrive
-from django_pglock.store.count import count_workable
 from django_pglock.store.failures import MOST_FOUND, FailureCounts, failures
 from django_pglock.store.id_range import newest
 from django_pglock.store.numbers import totals
@@ -105,8 +104,6 @@ class Command(TerminalCommand):
         text = _("Ask the worker of a running task where the task is in its code.")
         for parser in (show, self._add("stack", self._stack, text)):
             parser.add_argument("id", type=ID, metavar="ID")
-        text = _("Print the number of tasks that are ready or due in queues that are not paused.")
-        self._add("keda", self._keda, text, "--queue")
 
     def _add_verbs(self) -> None:
         for verb in VERBS.values():
@@ -214,9 +211,6 @@ class Command(TerminalCommand):
     def _schedules(self, rows: Any, options: dict[str, Any]) -> None:
         nothing = _("There is no schedule. A worker writes the schedules of the functions that it knows.")
         self.print_rows(tables.schedules_of(rows.db), tables.SCHEDULES, nothing, as_json=options["json"])
-
-    def _keda(self, rows: Any, options: dict[str, Any]) -> None:
-        self.stdout.write(str(count_workable(rows.db, options["queue"] or ())))
 
     # Subcommands that change
 

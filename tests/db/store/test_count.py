@@ -9,11 +9,10 @@ import pytest
 from django.db import connection
 from django.db.models.functions import Now
 
-from django_pglock.models import Queue, Task, Worker
+from django_pglock.models import Task, Worker
 from django_pglock.store import ready
 from django_pglock.store.count import OLDEST, queue_counts, ready_counts
 from django_pglock.store.ready import ready_paths, ready_queues, unknown
-from django_pglock.tasks.queues import OWN_QUEUE
 from tests.db.admin.visits import make
 from tests.sample import tasks
 
@@ -68,19 +67,6 @@ def test_failed_tasks_and_the_newest_others_are_counted_whatever_the_plan():
             make(status, queue=queue, fingerprint=ord(queue) if status == "FAILED" else None)
     found = [(each.queue, each.counts["FAILED"], each.counts["RUNNING"]) for each in queue_counts("default", most=2)]
     assert found == [("a", 2, 0), ("b", 1, 2), ("c", 1, 0)]
-
-
-def test_workable_tasks_are_ready_or_due_and_in_queues_that_are_not_paused():
-    for queue in ("mail", "bulk", "late"):
-        for _ in range(2):
-            make("READY", queue=queue), make("SCHEDULED", queue=queue)
-        make("SCHEDULED", queue=queue, run_after=Now() + timedelta(hours=1)), make("FAILED", queue=queue)
-    Queue.objects.pause("late")
-    count = Task.objects.count_workable
-    assert [count(), count(["mail"]), count(["mail", "late"]), count(["late"])] == [8, 4, 4, 0]
-    assert count(most=1) == 3, "a ready task of each of the two queues, and one that is due"
-    make("READY", queue=OWN_QUEUE)
-    assert [count(), count(["mail"])] == [9, 5], "each worker serves it"
 
 
 # The queues that have ready tasks.

@@ -20,7 +20,7 @@ def test_a_database_without_tasks_is_refused():
         call_command("runlockworker", "--database", "default")
 
 
-@pytest.mark.parametrize("command", [["runlockworker"], ["locktasks", "keda"]])
+@pytest.mark.parametrize("command", [["runlockworker"], ["locktasks", "status"]])
 @pytest.mark.parametrize(
     ("databases", "text"),
     [

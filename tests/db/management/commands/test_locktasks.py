@@ -229,14 +229,6 @@ def test_prune_deletes_by_the_setting_or_by_its_options():
     assert locktasks("prune", "--older-than", "19", "--status", "failed") == "1 task was deleted.\n"
 
 
-def test_keda_gets_one_number():
-    assert locktasks("keda") == "0\n"
-    for queue in ("mail", "mail", "bulk"):
-        make("READY", queue=queue)
-    assert locktasks("keda") == "3\n"
-    assert locktasks("keda", "--queue", "mail", "--queue", "mail") == "2\n"
-
-
 def test_a_retry_names_what_stays_cancelled_because_of_the_tasks_that_it_repairs():
     part = failed()
     final = make("CANCELLED", meta={"after": [part.pk]})
