@@ -11,8 +11,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from django.apps import apps
-from django.core.checks import CheckMessage, Error
 from django.db import DatabaseError, ProgrammingError
 from django.utils.functional import cached_property
 from psycopg.errors import UndefinedTable
@@ -205,18 +203,6 @@ class PostgresBackend(BaseTaskBackend):
         with suppress(DatabaseError):
             return why_unfinished(self.database, task_id)
         return ""
-
-    def check(self, **kwargs: Any) -> list[CheckMessage]:
-        """Return E007 if the app is not installed. The app registers all other checks of the package."""
-        if apps.is_installed("django_pglock"):
-            return []
-        return [
-            Error(
-                f"TASKS[{self.alias!r}] stores tasks in tables of django_pglock, but the app is not installed.",
-                hint="Add 'django_pglock' to INSTALLED_APPS and run: manage.py migrate",
-                id="django_pglock.E007",
-            )
-        ]
 
     @cached_property
     def _using(self) -> str:

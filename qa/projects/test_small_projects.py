@@ -137,20 +137,6 @@ def test_locks_work_without_the_app(project):
         assert "manage.py migrate" in line, line
 
 
-@pytest.mark.parametrize("is_installed", [False, True])
-def test_check_says_that_the_app_is_missing(project, is_installed):
-    """Without the app none of its own checks is registered; ``django.tasks`` asks each backend."""
-    apps = ["shop", "django_pglock"] if is_installed else ["shop"]
-    made = project(
-        settings=f"INSTALLED_APPS = {apps}\nROOT_URLCONF = None",
-        shop__models="from shop.tasks import ship",
-        shop__tasks="from django_pglock import task\n\n@task\ndef ship(number): ...",
-    )
-    said = made.manage("check", fails=not is_installed)
-    assert ("django_pglock.E007" in said) is not is_installed
-    assert ("HINT: Add 'django_pglock' to INSTALLED_APPS" in said) is not is_installed
-
-
 def test_without_psycopg_3_the_first_message_says_what_to_install(project):
     """A module of this name is found before the installed one. Django alone would work with psycopg2."""
     made = project(psycopg="raise ModuleNotFoundError(\"No module named 'psycopg'\")")
