@@ -160,13 +160,14 @@ def task_database(backend: str, options: Any) -> str:
 def _require_options(where: str, given: Any, known: Sequence[str]) -> None:
     if not isinstance(given, dict):
         raise ConfigurationError(f"{where} must be a dict, not {type(given).__name__}.")
-    if problems := [_unknown_option(where, name, known) for name in given if name not in known]:
+    if problems := [unknown_option(where, name, known) for name in given if name not in known]:
         # All at once, so that one start shows all errors.
         raise ConfigurationError(" ".join(problems))
 
 
-def _unknown_option(where: str, name: Any, known: Sequence[str]) -> str:
-    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+def unknown_option(where: str, name: Any, known: Sequence[str]) -> str:
+    """Return the message about an option that does not exist, with the nearest one that does."""
+    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.7)
     hint = f"Did you mean {nearest[0]!r}?" if nearest else f"Its options are {', '.join(known)}."
     return f"{where} has no option {name!r}. {hint}"
 

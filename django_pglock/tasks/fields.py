@@ -7,13 +7,13 @@ messages and the values that a row of the database carries come from this table.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from django_pglock.conf import unknown_option
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks import options as check
 from django_pglock.tasks.compat import Task
@@ -65,7 +65,7 @@ class TaskFields(Task):  # type: ignore[type-arg]
     - ``max_attempts``: the largest number of attempts, the first one included. Default 1: no retry.
     - ``max_snoozes``: how often the task may ``raise Snooze``. The next ``Snooze`` ends it as FAILED. Default: no
       limit.
-    - ``backoff``: the wait before the next attempt; seconds, a timedelta, ``Constant``, ``Linear``, ``Exponential`` or
+    - ``backoff``: the wait before the next attempt; seconds, a timedelta, ``Linear``, ``Exponential`` or
       ``fn(exception, task_result)``. Default: exponential from one second to ten minutes, with full jitter.
     - ``retry_on``, ``no_retry_on``: exception types that are retried (default: each ``Exception``), and that are not.
       With ``BaseException`` a task whose function calls ``sys.exit()`` is retried, too.
@@ -182,6 +182,4 @@ def _unknown_option(where: str, name: str, known: list[str]) -> str:
         return f"{where}: {name} is an option of a single call. Write task.using({name}=...)."
     if name in OPTIONS:
         return f"{where}: {name} is an option of @task; a single call cannot change it."
-    similar = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    hint = f"write {similar[0]}" if similar else f"its options are {', '.join(known)}"
-    return f"{where} has no option {name!r}; {hint}."
+    return unknown_option(where, name, known)

@@ -199,7 +199,7 @@ def test_a_function_keeps_our_options_with_another_backend(settings):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"max_retries": 3}, r"@task on mail has no option 'max_retries'; .*max_attempts"),
+        ({"max_retries": 3}, r"@task on mail has no option 'max_retries'. .*max_attempts"),
         (
             {"run_after": 5},
             r"@task on mail: run_after is an option of a single call\. Write task\.using\(run_after=",
@@ -284,12 +284,12 @@ def test_type_checkers_know_the_options_of_the_table():
 @pytest.mark.parametrize(
     ("by", "name", "said"),
     [
-        (By.FUNCTION, "max_attempt", "send has no option 'max_attempt'; write max_attempts."),
-        (By.FUNCTION, "colour", "send has no option 'colour'; its options are advisory, atomic, backend, backoff, "),
+        (By.FUNCTION, "max_attempt", "send has no option 'max_attempt'. Did you mean 'max_attempts'?"),
+        (By.FUNCTION, "colour", "send has no option 'colour'. Its options are advisory, atomic, backend, backoff, "),
         (By.FUNCTION, "after", "after is an option of a single call. Write task.using(after=...)."),
         (By.CALL, "backoff", "backoff is an option of @task; a single call cannot change it."),
-        (By.CALL, "backof", "send has no option 'backof'; its options are after, atomic, backend, concurrency, "),
-        (By.CALL, "carried", "send has no option 'carried'; "),
+        (By.CALL, "backof", "send has no option 'backof'. Its options are after, atomic, backend, concurrency, "),
+        (By.CALL, "carried", "send has no option 'carried'. "),
     ],
 )
 def test_an_unknown_option_is_refused_with_one_that_can_be_used(by, name, said):
