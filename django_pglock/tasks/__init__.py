@@ -4,11 +4,10 @@ from django_pglock.tasks.backends import aenqueue_many, backend_for, enqueue_man
 from django_pglock.tasks.claim import TaskContext
 from django_pglock.tasks.definition import PostgresTask, task
 from django_pglock.tasks.options import Group, Rate, Unique
-from django_pglock.tasks.retry import Cancel, Constant, Exponential, Linear, Retry, Snooze
+from django_pglock.tasks.retry import Cancel, Exponential, Linear, Retry, Snooze
 
 __all__ = [
     "Cancel",
-    "Constant",
     "Exponential",
     "Group",
     "Linear",

@@ -29,19 +29,6 @@ class Backoff(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
-    """Wait ``seconds`` before each new attempt."""
-
-    seconds: float
-
-    def __post_init__(self) -> None:
-        _keep_seconds(self, "seconds")
-
-    def delay(self, failures: int) -> float:
-        return self.seconds
-
-
-@dataclass(frozen=True, slots=True)
 class Linear:
     """Wait ``step`` seconds after the first failure, twice as long after the second, at most ``cap`` seconds."""
 

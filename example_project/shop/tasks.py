@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from django_pglock import Constant, lock, task
+from django_pglock import lock, task
 from example_project.shop.models import CreditEntry, Effect, Order, Receipt
 
 
@@ -49,7 +49,7 @@ def count_slowly(number: int, seconds: float) -> None:
     time.sleep(seconds)
 
 
-@task(takes_context=True, max_attempts=3, backoff=Constant(0.1))
+@task(takes_context=True, max_attempts=3, backoff=0.1)
 def count_with_luck(context, number: int) -> None:
     """Fail at first, then leave an effect."""
     if context.attempt == 1:

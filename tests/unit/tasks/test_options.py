@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from django_pglock import Constant, Exponential, Group, Rate, Unique
+from django_pglock import Exponential, Group, Rate, Unique
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks import options
 from django_pglock.tasks.fields import MOST_CONCURRENT, OPTIONS
@@ -177,7 +177,7 @@ def test_a_template_has_only_characters_that_a_row_can_hold(text):
         options.template("lock", text)
 
 
-@pytest.mark.parametrize("make", [Unique, partial(Group, "a"), partial(Rate, 1), partial(Constant, 1), Exponential])
+@pytest.mark.parametrize("make", [Unique, partial(Group, "a"), partial(Rate, 1), Exponential])
 def test_the_value_of_an_option_is_equal_to_another_and_never_changes(make):
     """It is checked once, when it is made, and calls of many threads share it."""
     value = make()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from django_pglock import Cancel, Retry, Snooze
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks import options
-from django_pglock.tasks.retry import MAX_DELAY, Constant, Exponential, Linear, delay_after, seconds_of
+from django_pglock.tasks.retry import MAX_DELAY, Exponential, Linear, delay_after, seconds_of
 
 
 def after(backoff, failures=1):
@@ -26,7 +26,7 @@ def test_a_number_and_a_timedelta_wait_that_long():
     assert after(timedelta(minutes=1)) == 60
 
 
-@pytest.mark.parametrize("kind", [Constant, Linear, Exponential])
+@pytest.mark.parametrize("kind", [Linear, Exponential])
 def test_a_policy_does_not_change_and_can_be_a_part_of_a_key(kind):
     policy = kind(5)
     assert {policy, kind(5.0)} == {policy}
@@ -35,8 +35,7 @@ def test_a_policy_does_not_change_and_can_be_a_part_of_a_key(kind):
             setattr(policy, name.name, 1)
 
 
-def test_constant_linear_and_exponential_grow_as_they_say():
-    assert [after(Constant(2), n) for n in (1, 2, 3)] == [2, 2, 2]
+def test_linear_and_exponential_grow_as_they_say():
     assert [after(Linear(2, cap=5), n) for n in (1, 2, 3)] == [2, 4, 5]
     assert [after(Exponential(1, 2, cap=5, jitter=False), n) for n in (1, 2, 3, 4)] == [1, 2, 4, 5]
 
@@ -55,7 +54,6 @@ def test_the_waits_of_policies_without_options():
 
 def test_a_policy_takes_timedeltas_as_well_as_seconds():
     second = timedelta(seconds=1)
-    assert Constant(second).delay(1) == 1
     assert Linear(second, cap=2 * second).delay(3) == 2
     assert Exponential(second, cap=3 * second, jitter=False).delay(3) == 3
 
@@ -70,7 +68,7 @@ def test_full_jitter_draws_from_the_whole_range():
 @pytest.mark.parametrize("nonsense", ["x", None, -1, math.nan, math.inf, True])
 @pytest.mark.parametrize(
     ("policy", "name"),
-    [(Constant, "seconds"), (Linear, "step"), (Linear, "cap"), (Exponential, "base"), (Exponential, "cap")],
+    [(Linear, "step"), (Linear, "cap"), (Exponential, "base"), (Exponential, "cap")],
 )
 def test_an_invalid_wait_of_a_retry_policy_is_refused(policy, name, nonsense):
     needed = {"step": 1} if policy is Linear else {}
