@@ -1,14 +1,10 @@
 """What N workers cost one server, for N from 1 to 200: busy, idle, started, stopped and killed at once.
 
-    .venv/bin/python bench/fleet.py run --workers 100 200 --name after --into bench/fleet.json
-    .venv/bin/python bench/fleet.py draw bench/fleet.json
+    .venv/bin/python bench/fleet.py --workers 1 10 40
+    .venv/bin/python bench/fleet.py --workers 1 --processes 32
 
-    .venv/bin/python bench/fleet.py run --workers 1 --processes 32 --name host --into /tmp/host.json
-
-With ``--processes`` each worker has so many children, as ``runlockworker --processes`` starts them.
-
-``run`` starts a private PostgreSQL with fsync on and adds the figures of each N to a file; ``--name`` says what they
-are called there. ``draw`` prints the tables of that file, and writes ``docs/_static/fleet.svg``.
+With ``--processes`` each worker has so many children, as ``runlockworker --processes`` starts them. Each N gets a
+private PostgreSQL with fsync on, and takes four minutes. At the end, a table of all figures is printed.
 
 Nearly all figures are counts or CPU times, of the server's processes and of the workers', so that a busy machine
 disturbs little. Statements are counted by pg_stat_statements. Where a figure is a time of the clock, it says so.
@@ -19,18 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import statistics
 import sys
 import time
 from collections import Counter
-from datetime import date
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.fleet_picture import draw
 from bench.fleet_server import Fleet, Server, lives, pss_of, spent, until, with_descendants
 
 #: Seconds of the idle window. It begins when all sessions have reported what they did, and all workers have done what
@@ -193,37 +186,20 @@ def measure(count: int, processes: int) -> dict[str, float]:
     return found
 
 
-def run(options: argparse.Namespace) -> None:
-    """Measure fleets and add their figures to the file."""
-    for count in options.workers:
-        print(f"{options.name}: {count} workers", file=sys.stderr, flush=True)
-        began = time.monotonic()
-        figures = measure(count, options.processes)
-        known = json.loads(options.into.read_text()) if options.into.exists() else {}
-        known.setdefault(options.name, {})[str(count)] = figures
-        known["when"] = (
-            f"{date.today():%d %B %Y}, {os.cpu_count()} cores ({platform.machine()}), Python "
-            f"{platform.python_version()}, load {os.getloadavg()[0]:.0f}"
-        )
-        options.into.write_text(json.dumps(known, indent=1, ensure_ascii=False))
-        print(f"  {time.monotonic() - began:.0f} s {json.dumps(figures, indent=1)}", file=sys.stderr, flush=True)
-
-
 def main() -> None:
-    """Do what the command line says."""
+    """Measure fleets, and print a table of their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    verbs = parser.add_subparsers(required=True)
-    running = verbs.add_parser("run")
-    running.add_argument("--workers", type=int, nargs="+", default=[1, 2, 5, 10, 20, 50, 100, 200])
-    running.add_argument("--processes", type=int, default=1)
-    running.add_argument("--name", default="after")
-    running.add_argument("--into", type=Path, default=Path("fleet.json"))
-    running.set_defaults(call=run)
-    drawing = verbs.add_parser("draw")
-    drawing.add_argument("file", type=Path)
-    drawing.set_defaults(call=lambda options: draw(options.file))
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 5, 10, 20, 50, 100, 200])
+    parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
-    options.call(options)
+    found: list[dict[str, float]] = []
+    for count in options.workers:
+        print(f"{count} workers", file=sys.stderr, flush=True)
+        found.append(measure(count, options.processes))
+        print(json.dumps(found[-1], indent=1, ensure_ascii=False), file=sys.stderr, flush=True)
+    print(f"| | {' | '.join(map(str, options.workers))} |\n|---|{'---:|' * len(found)}")
+    for figure in dict.fromkeys(figure for each in found for figure in each):
+        print(f"| {figure} | {' | '.join(f'{each.get(figure, 0):.4g}' for each in found)} |")
 
 
 if __name__ == "__main__":
