@@ -39,7 +39,7 @@ from django_pglock.tasks.queues import OWN_QUEUE
 #: The channel for scheduled tasks, so that parents promote them in time.
 SCHEDULED_CHANNEL = "django_pglock_scheduled"
 #: The number of workers that are woken for a queue. More than one, because one may be frozen.
-WOKEN = 4
+WOKEN = 2
 #: How often a wake-up is passed on by workers that could claim nothing, perhaps because they do not know the function.
 MOST_HOPS = 2
 #: Seconds for which this process caches that no worker sleeps. A busy producer reads the flag at most this often. And
