@@ -20,7 +20,15 @@ from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import literals
 from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.ready import paused, ready
-from django_pglock.store.statements import IN_INDEX_ORDER, MOST_ATTEMPTS, claim_columns, execute_of, rows_of, run
+from django_pglock.store.statements import (
+    IN_INDEX_ORDER,
+    MOST_ATTEMPTS,
+    array_of_texts,
+    claim_columns,
+    execute_of,
+    rows_of,
+    run,
+)
 from django_pglock.tasks.backends import our_backends
 from django_pglock.tasks.call_keys import GROUPED
 from django_pglock.tasks.claim import Claim
@@ -204,9 +212,9 @@ def claim_fair(
     further key. Otherwise there may be more tasks, even if no claim is returned: one call reads a limited number of
     keys.
     """
-    here = (queue, list(paths), backend)
+    here = (queue, array_of_texts(paths), backend)
     walk = (after, queue, *here, queue, limit)
-    rows = run(using, CLAIM_FAIR, *walk, *here, limit, limit, worker, limit)
+    rows = run(using, CLAIM_FAIR, *walk, *here, limit, limit, str(worker), limit, prepared=True)
     claims = [Claim(id_, attempt, worker, *columns) for _, place, id_, attempt, *columns in rows if place is not None]
     return claims, rows[0][0]
 

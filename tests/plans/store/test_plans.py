@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock.models import Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.admit import ADMIT, ADMIT_NEXT, admit
-from django_pglock.store.claim import ClaimStatement, claim_statement, claims_of
+from django_pglock.store.claim import ClaimStatement, claim_fair, claim_statement, claims_of
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.ready import ready_queues
 from django_pglock.store.release import AWAITED_BETWEEN
@@ -59,9 +59,12 @@ def test_a_plan_that_was_made_for_an_empty_table_is_right_beside_a_backlog(table
     plain = claim_statement("default", worker=worker, paths=[PATH])
     behind = claim_statement("default", worker=worker, paths=[PATH], behind=True)
     assert (plain.execute(1, "default"), behind.execute(1, "default", 0, 0), ready_queues("default")) == ([], [], [])
+    assert claim_fair("default", worker=worker, queue="default", paths=[PATH], after="", limit=1) == ([], "")
     insert("SUCCESSFUL", 20_000)
     insert("BLOCKED", 20_000, lock="backlog")
     insert("READY", 20_000)
+    insert("READY", 20_000, fair="tenant")
+    here = f"'default', '{{{PATH}}}', NULL"
     calls = {
         "pglock_1 ('default', 1)": 1,
         f"pglock_1 ('default', {BATCH})": BATCH,
@@ -69,6 +72,11 @@ def test_a_plan_that_was_made_for_an_empty_table_is_right_beside_a_backlog(table
         "pglock_3": 1,
     }
     check_plans(calls, rows=4)
+    in_turn = {
+        f"pglock_4 ('', 'default', {here}, 'default', 1, {here}, 1, 1, '{worker}', 1)": 1,
+        f"pglock_4 ('', 'default', {here}, 'default', {BATCH}, {here}, {BATCH}, {BATCH}, '{worker}', {BATCH})": BATCH,
+    }
+    check_plans(in_turn, rows=5)
     assert ready_queues("default") == ["default"]
     claims = claims_of(behind.execute(BATCH, "default", 0, 0), worker)
     assert len(claims) == BATCH
