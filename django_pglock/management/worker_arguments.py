@@ -7,7 +7,7 @@ import argparse
 from django.core.management.base import CommandParser
 from django.utils.translation import gettext as _
 
-from django_pglock.management.arguments import read_by
+from django_pglock.management.arguments import number, read_by
 from django_pglock.worker.options import DEFAULT_HOST, NUMBERS, probe_port
 
 
@@ -16,13 +16,13 @@ def add_worker_arguments(parser: CommandParser) -> None:
     _add_queues(parser)
     parser.add_argument(
         "--threads",
-        type=read_by(NUMBERS["threads"]),
+        type=number(*NUMBERS["threads"]),
         default=4,
         help=_("Number of sync tasks that run at once (default: 4)."),
     )
     parser.add_argument(
         "--grace",
-        type=read_by(NUMBERS["grace"]),
+        type=number(*NUMBERS["grace"]),
         default=30.0,
         metavar="SECONDS",
         help=_("Time that running tasks have to finish after the first signal (default: 30)."),
@@ -85,7 +85,7 @@ def _add_database(parser: CommandParser) -> None:
 def _add_processes(parser: CommandParser) -> None:
     parser.add_argument(
         "--processes",
-        type=read_by(NUMBERS["processes"]),
+        type=number(*NUMBERS["processes"]),
         default=1,
         metavar="N",
         help=_(
@@ -95,13 +95,13 @@ def _add_processes(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--max-tasks",
-        type=read_by(NUMBERS["max_tasks"]),
+        type=number(*NUMBERS["max_tasks"]),
         metavar="N",
         help=_("Replace a process after it has run N tasks."),
     )
     parser.add_argument(
         "--max-memory",
-        type=read_by(NUMBERS["max_memory"]),
+        type=number(*NUMBERS["max_memory"]),
         metavar="MIB",
         help=_("Replace a process that uses more memory than this. Running tasks have the --grace to finish."),
     )

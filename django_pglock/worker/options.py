@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from threading import TIMEOUT_MAX
 from typing import Any
 
 from django_pglock.errors import ConfigurationError
@@ -17,41 +15,14 @@ LAST_PORT = 65535
 DEFAULT_HOST = "0.0.0.0"  # noqa: S104
 
 
-def up_to(most: int) -> Callable[[str], int]:
-    """Return a function that reads a number from 1 to ``most``, or raises ``ValueError``."""
-
-    def read(text: str) -> int:
-        if not text.isdecimal() or not 1 <= int(text) <= most:
-            raise ValueError(f"{text!r} is not a number from 1 to {most}")
-        return int(text)
-
-    return read
-
-
-def seconds(text: str) -> float:
-    """Read seconds, zero or more. Raises ``ValueError``."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number <= TIMEOUT_MAX:
-        raise ValueError(f"{text!r} is not a number of seconds, 0 or larger")
-    return number
-
-
-def amount_of(unit: str) -> Callable[[str], float]:
-    """Return a function that reads a number above zero, or raises ``ValueError``."""
-
-    def read(text: str) -> float:
-        try:
-            number = seconds(text)
-        except ValueError:
-            number = 0.0
-        if not number:
-            raise ValueError(f"{text!r} is not a number of {unit} above zero")
-        return number
-
-    return read
+#: The numbers by the names of their arguments: the kind, the lowest and the highest.
+NUMBERS: dict[str, tuple[type[float], float, float]] = {
+    "processes": (int, 1, 64),
+    "threads": (int, 1, 1000),
+    "grace": (float, 0, 10**9),
+    "max_tasks": (int, 1, 10**9),
+    "max_memory": (float, 1, 10**9),
+}
 
 
 def probe_address(given: int | str) -> tuple[str, int]:
@@ -71,16 +42,6 @@ def probe_port(text: str) -> str:
     return text
 
 
-#: The function that reads each number, by the name of its argument.
-NUMBERS: dict[str, Callable[[str], float]] = {
-    "processes": up_to(64),
-    "threads": up_to(1000),
-    "grace": seconds,
-    "max_tasks": up_to(10**9),
-    "max_memory": amount_of("MiB"),
-}
-
-
 def database_to_serve(backend: str | None, *, option: str) -> str:
     """Return the database alias of a worker of one backend or, if ``backend`` is None, of all backends in ``TASKS``.
 
@@ -95,13 +56,11 @@ def check_options(*, using: str, backend: str | None, probe_port: int | str | No
     if backend is not None and (database := database_of_backend(backend)) != using:
         raise ConfigurationError(f"Backend {backend!r} stores its tasks in database {database!r}, not in {using!r}.")
     require_tasks(using)
-    for name, read in NUMBERS.items():
-        if others[name] is not None:
-            try:
-                # The functions read text. The repr of a number is valid text, and that of any other object is refused.
-                read(repr(others[name]))
-            except ValueError as error:
-                raise ConfigurationError(f"{name}: {error}.") from error
+    for name, (kind, lowest, highest) in NUMBERS.items():
+        value = others[name]
+        is_number = isinstance(value, (int, kind)) and not isinstance(value, bool)
+        if value is not None and not (is_number and lowest <= value <= highest):  # nor is NaN
+            raise ConfigurationError(f"{name}: {value!r} is not a number from {lowest} to {highest}.")
     if probe_port is not None:
         try:
             probe_address(probe_port)

@@ -14,7 +14,7 @@ from django.utils.translation import override
 
 from django_pglock.management.arguments import number, read_by
 from django_pglock.management.terminal import duration_text
-from django_pglock.worker.options import up_to
+from django_pglock.worker.options import probe_port
 
 
 @pytest.mark.parametrize("kind", [int, float])
@@ -31,9 +31,9 @@ def test_the_limits_of_a_number_are_allowed(text, value):
 
 def test_the_message_of_a_value_error_is_shown():
     """argparse itself shows only the name of the function."""
-    with pytest.raises(argparse.ArgumentTypeError, match="'4' is not a number from 1 to 3"):
-        read_by(up_to(3))("4")
-    assert read_by(up_to(3))("3") == 3
+    with pytest.raises(argparse.ArgumentTypeError, match="'x' is not a port from 0 to 65535"):
+        read_by(probe_port)("x")
+    assert read_by(probe_port)("8187") == "8187"
 
 
 # What the commands print if the terminal has a poor encoding.
