@@ -3,10 +3,11 @@
 All coroutines of an event loop share one session, which is one holder for PostgreSQL. So they first exclude each other
 here, in the process: they queue for each number, and a lock that is released goes to the next one at once. Only the
 first of a queue asks the server. It never waits there, because all other coroutines would wait as well: it polls, if
-another session holds the lock. All that coroutines ask at the same moment is one message. PostgreSQL cannot see the
-queues, so a circle of coroutines that wait for each other is found here.
+another session holds the lock. After half a second, a few coroutines get sessions of their own to wait in the server's
+queue. All that coroutines ask at the same moment is one message. PostgreSQL cannot see the queues, so a circle of
+coroutines that wait for each other is found here.
 
-A lock of scope "transaction", for poolers, or with ``max_hold``, needs a session of its own, and waits in the server.
+A lock of scope "transaction", for poolers, or with ``max_hold``, has a session of its own in any case.
 In each scope a lock is independent of Django's connection and of an ``atomic()`` block around it.
 """
 
@@ -16,6 +17,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -33,11 +35,11 @@ from django_pglock.locks.session_locks import LockRecord, RecordState, session_l
 from django_pglock.locks.statements import Busy
 from django_pglock.postgres.async_sessions import AsyncSession, open_session, refuse_greenlets
 
-#: Seconds between two polls for a lock that another session holds: the first pause, and the longest.
+#: Seconds between polls for a lock that another session holds: the first pause, and the longest one.
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25
 #: The number of questions in one message. A SELECT has at most 1,664 columns.
 MOST_QUESTIONS = 500
-#: How many sessions of single coroutines an event loop keeps for the next ones.
+#: How many sessions of single coroutines an event loop keeps for the next ones, and opens for those that wait for long.
 MOST_IDLE = 3
 #: Seconds for which a lock waits for one more session, if the loop has one. A pooler may have none left for the loop.
 OPEN_WITHIN = 10.0
@@ -154,7 +156,8 @@ class LockSessions:
         #: The turns of each coroutine.
         self._turns: dict[ref[asyncio.Task[Any]], list[Turn]] = {}
         self._open: set[LockSession] = set()
-        self._shared: LockSession | None = None
+        #: The session that coroutines share.
+        self.shared: LockSession | None = None
         self._idle: list[LockSession] = []
         self._openings = 0
         self._opening = asyncio.Lock()
@@ -254,11 +257,16 @@ class LockSessions:
 
     async def shared_session(self) -> LockSession:
         """Return the session that coroutines share."""
-        if self._shared is None or self._shared.session.has_ended:
+        if self.shared is None or self.shared.session.has_ended:
             async with self._opening:
-                if self._shared is None or self._shared.session.has_ended:
-                    self._shared = await self.new_session()
-        return self._shared
+                if self.shared is None or self.shared.session.has_ended:
+                    self.shared = await self.new_session()
+        return self.shared
+
+    @property
+    def has_few(self) -> bool:
+        """Whether a coroutine may have a session to wait in the server for a lock that could be in the shared one."""
+        return len(self._open) + self._openings - len(self._idle) <= MOST_IDLE
 
     async def new_session(self) -> LockSession:
         """Return a session for one coroutine. Raises Django's ``OperationalError`` if the server or a pooler has none.
@@ -304,7 +312,7 @@ class LockSessions:
         if session is None:
             return
         session.users -= 1
-        if session.users == 0 and session is not self._shared:
+        if session.users == 0 and session is not self.shared:
             if session.session.is_reusable and len(self._idle) < MOST_IDLE and not self._openings:
                 self._idle.append(session)
             else:
@@ -391,10 +399,12 @@ class AsyncHandle(BaseHandle):
         session = self._session_with_it()
         for number in self.request.numbers:
             await self._sessions.take(self._turn, number, self._left())
-        if self._turn.needs_session:
-            await self._wait(session or await self._sessions.new_session(), self.request)
-        else:
-            await self._poll(asyncio.sleep)
+        if session is None and not self._turn.needs_session:
+            session = await self._poll_for_long()
+        elif session is None:
+            session = await self._sessions.new_session()
+        if session is not None:
+            await self._wait(session, self.request)
 
     def _session_with_it(self) -> LockSession | None:
         """Return the session in which this coroutine has one of the locks already.
@@ -406,7 +416,7 @@ class AsyncHandle(BaseHandle):
             if not self.request.reentrant or turn.needs_session != self._turn.needs_session:
                 raise self._error(LockError, "is already held by this coroutine")
             session = turn.session
-        return session
+        return None if session is self._sessions.shared else session
 
     async def _acquire_slot(self, queue: int) -> None:
         """Acquire a slot of a semaphore. Coroutines have a queue in the process, as sessions have one in the server."""
@@ -416,7 +426,8 @@ class AsyncHandle(BaseHandle):
             request = self.request.without(self._sessions.held(self.request.numbers))
             await self._wait(await self._sessions.new_session(), request)
         else:
-            await self._poll(self._sessions.wait_for_change)
+            while not await self._poll(self._sessions.wait_for_change):
+                pass
         self._sessions.have(self._turn, self.key)
         self._sessions.leave(self._turn, queue)
 
@@ -426,15 +437,32 @@ class AsyncHandle(BaseHandle):
 
     # In the session that coroutines share
 
-    async def _poll(self, wait: Callable[[float], Awaitable[object]]) -> None:
-        """Ask for the lock until it is granted. Raises ``Busy``. ``wait`` waits for up to a number of seconds."""
+    async def _poll_for_long(self) -> LockSession | None:
+        """Ask for the lock until it is granted. If that takes long, return a session in which to wait in the server.
+
+        There, sessions that wait get the lock in the order of their arrival, and none that polls gets it before them.
+        """
+        while not await self._poll(asyncio.sleep):
+            if self._sessions.has_few:
+                with suppress(OperationalError):
+                    return await self._sessions.new_session()
+        return None
+
+    async def _poll(self, wait: Callable[[float], Awaitable[object]]) -> bool:
+        """Ask for the lock for half a second. Return whether it was granted. Raises ``Busy`` at the timeout.
+
+        ``wait`` waits for up to a number of seconds.
+        """
         pause = FIRST_PAUSE
         while not await self._try():
             left = self._left()
             if left is not None and left <= 0:
                 raise Busy
+            if pause > LONGEST_PAUSE:
+                return False
             await wait(pause if left is None else min(pause, left))
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause *= 2
+        return True
 
     async def _try(self) -> bool:
         """Ask for the lock once, without a wait in the server. Return whether it was granted."""
@@ -551,7 +579,7 @@ class AsyncHandle(BaseHandle):
                 if session.users == 1:
                     await session.session.send("COMMIT")
                 return None
-            if self._turn.needs_session:
+            if session is not self._sessions.shared:
                 row = await session.session.send(
                     sql.free_statement(record.request, record.locks.limits_without(record))
                 )
@@ -565,7 +593,7 @@ class AsyncHandle(BaseHandle):
             session.session.end()
             return f"its session has ended ({first_line(error)})"
         except BaseException:
-            if self._turn.needs_session:
+            if session is not self._sessions.shared:
                 session.session.end()
             raise
 

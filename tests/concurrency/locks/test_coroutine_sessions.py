@@ -10,6 +10,7 @@ from django.db import OperationalError
 from psycopg.errors import DeadlockDetected
 
 from django_pglock import LockError, LockLost, LockNotAvailable, lock, lock_all, semaphore
+from django_pglock.locks.coroutines import MOST_IDLE
 from django_pglock.models import AdvisoryLock
 from tests.concurrency.locks.sessions import (
     _closing,
@@ -190,10 +191,29 @@ def test_a_lock_of_another_session_is_polled(somebody):
     async def main():
         waiting = [asyncio.create_task(lock("a").aacquire()) for _ in range(3)]
         await until(lambda: asks("a"), "nobody asks")
-        assert await arows() == (1, 0), "nobody waits in the server"
         await asyncio.to_thread(somebody.leaves)
         for task in waiting:
             await (await task).release()
+
+    asyncio.run(main())
+
+
+def test_a_lock_that_others_want_all_the_time_is_waited_for_in_the_server(somebody):
+    """A poll never comes before those that wait in the server."""
+    for number in range(6):
+        somebody.holds(f"a:{number}")
+
+    async def hold(number):
+        async with lock("a", number) as handle, lock("a", number):
+            handle.assert_held()
+
+    async def main():
+        async with lock("shared"):
+            waiting = [asyncio.create_task(hold(number)) for number in range(6)]
+            await until(lambda: _is(arows, (7, MOST_IDLE)), "others than a few wait in the server")
+            await asyncio.to_thread(somebody.leaves)
+            await asyncio.gather(*waiting)
+            assert await arows() == (1, 0)
 
     asyncio.run(main())
 
