@@ -33,7 +33,7 @@ from django_pglock.locks.handle import NOT_HELD_BY_SESSION, BaseHandle, first_li
 from django_pglock.locks.request import Request
 from django_pglock.locks.session_locks import LockRecord, RecordState, session_locks_of
 from django_pglock.locks.statements import Busy
-from django_pglock.postgres.async_sessions import AsyncSession, open_session, refuse_greenlets
+from django_pglock.postgres.sessions import AsyncSession, open_session, refuse_greenlets
 
 #: Seconds between polls for a lock that another session holds: the first pause, and the longest one.
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25

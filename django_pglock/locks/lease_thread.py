@@ -18,7 +18,7 @@ from django.db import Error as DatabaseFailure
 from django.db import OperationalError
 from psycopg.sql import quote
 
-from django_pglock.postgres.async_sessions import AsyncSession, open_session, refuse_greenlets
+from django_pglock.postgres.sessions import AsyncSession, open_session, refuse_greenlets
 
 TABLE = '"django_pglock_lease"'
 #: The channel for released leases. The payload is the lease's key.

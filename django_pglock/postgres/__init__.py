@@ -2,7 +2,6 @@
 
 - ``connections``: the state of a thread's Django connection: PostgreSQL or not, in a transaction or not, alive or not.
 - ``sessions``: sessions in addition to Django's, opened in the same way as Django opens its own.
-- ``async_sessions``: the same sessions, for coroutines.
 - ``message``: one message to the server, below Django's cursor if only Django's code is in between, else through it.
 - ``exchange``: one exchange with the server by psycopg's own generators.
 - ``notifications``: a loop that PostgreSQL wakes by LISTEN and NOTIFY.

@@ -72,7 +72,7 @@ def test_services_close_connections_on_which_the_server_does_not_answer(
 
 def test_services_reconnect_within_seconds_after_an_outage(proxy, worker, eventually, monkeypatch):
     """The longest pause follows each attempt to connect, as in an outage of an hour."""
-    monkeypatch.setattr(service, "pause_after", lambda failures, longest: longest)
+    monkeypatch.setattr(service, "pause_after", lambda failures: 3.0)
     worker()
     eventually(lambda: kinds() >= KINDS)
     proxy.cut(new=True)

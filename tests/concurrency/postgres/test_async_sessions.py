@@ -14,7 +14,7 @@ from django.db import OperationalError
 from django_pglock import LockNotAvailable, lock
 from django_pglock.errors import ConfigurationError
 from django_pglock.locks.coroutines import MOST_IDLE
-from django_pglock.postgres import async_sessions
+from django_pglock.postgres import sessions
 from tests.concurrency.locks.sessions import (
     _is,
     asessions,
@@ -91,7 +91,7 @@ def test_a_lock_of_a_coroutine_is_refused_if_gevent_has_replaced_threads(monkeyp
 
 def test_a_cancelled_wait_through_djangos_cursor_leaves_no_error_without_a_reader(somebody, monkeypatch):
     """A statement goes through Django's cursor if an APM wraps it."""
-    monkeypatch.setattr(async_sessions, "is_plain_django", lambda connection: False)
+    monkeypatch.setattr(sessions, "is_plain_django", lambda connection: False)
     somebody.holds("a")
     unread = []
 

@@ -14,8 +14,8 @@ from django.test import RequestFactory
 
 from django_pglock import lock_view
 from django_pglock.locks import responses
-from django_pglock.postgres.async_sessions import AsyncSession
 from django_pglock.postgres.connections import has_ended
+from django_pglock.postgres.sessions import AsyncSession
 from django_pglock.signals import lock_lost, lock_released
 
 pytestmark = pytest.mark.django_db(transaction=True)
