@@ -75,26 +75,24 @@ class Claimer:
         self._ready_until = 0.0
         # The number of functions for which the cursors were made. Functions are only added.
         self._known = -1
-        self._kinds: list[FunctionKind] = []
         self._cursors: dict[FunctionKind, QueueCursors] = {}
 
     @property
     def kinds(self) -> Sequence[FunctionKind]:
         """The kinds of the functions that are known by now: sync, async, or both."""
         self._note_functions()
-        return self._kinds
+        return [kind for kind in (ASYNC, SYNC) if self._cursors[kind].paths] or [SYNC]
 
     def _note_functions(self) -> None:
         if registry.count() != self._known:
             known = registry.known_paths()
             is_fair = registry.has_fair()
-            paths: dict[FunctionKind, list[str]] = {
-                SYNC: [path for path in known if not registry.is_async(path)],
+            paths = {
                 ASYNC: [path for path in known if registry.is_async(path)],
+                SYNC: [path for path in known if not registry.is_async(path)],
                 ALL: known,
             }
             self._known = len(known)
-            self._kinds = [kind for kind in (SYNC, ASYNC) if paths[kind]] or [SYNC]
             self._cursors = {
                 kind: QueueCursors(self.using, self.worker, paths[kind], is_fair, self.backend, self._clock)
                 for kind in paths

@@ -109,11 +109,10 @@ class Feeder(Service):
         self._heard: dict[str, int] = {}
         # Whether the last poll has shown that only queues named by later notifications can have ready tasks.
         self._is_rest_empty = False
-        # Whether the kinds of functions are claimed in turn, because a claim for all was full; and which was the last.
+        # Whether kinds of functions are claimed in turn, because the last claim for all, or for sync ones, was full.
         self._is_split = False
-        self._last_kind: FunctionKind = ALL
         # Until when a kind of functions is not claimed alone; and when to claim a kind that the last poll has left out
-        # although it had room.
+        # although it had free capacity.
         self._paused_until: dict[FunctionKind, float] = {SYNC: 0.0, ASYNC: 0.0}
         self._left_out_until = inf
         # When the feeder last began a poll, when it last claimed a task, and since when it finds some in each poll.
@@ -229,14 +228,14 @@ class Feeder(Service):
     def _next_claim(self) -> tuple[FunctionKind, int]:
         """Return for which functions to claim now, and how many tasks; zero: none."""
         in_flight, now = self.in_flight, time.monotonic()
-        most = inf if in_flight.claims_left is None else in_flight.claims_left
-        room = {SYNC: in_flight.threads.free_capacity(), ASYNC: in_flight.coroutines.free_capacity()}
-        free = {kind: int(min(most, room[kind])) for kind in self.claimer.kinds}
+        capacity_of = {ASYNC: in_flight.coroutines.free_capacity, SYNC: in_flight.threads.free_capacity}
+        free = {kind: capacity_of[kind]() for kind in self.claimer.kinds}
+        if in_flight.claims_left is not None:
+            free = {kind: min(in_flight.claims_left, free[kind]) for kind in free}
         if len(free) == 1 or (all(free.values()) and not self._is_split):
             return ALL, min(free.values())
-        kinds = [kind for kind in free if free[kind] and self._paused_until[kind] <= now]
-        # In turn, so that a backlog of one kind does not keep the other kind waiting.
-        kind = next((kind for kind in kinds if kind != self._last_kind), kinds[0] if kinds else ALL)
+        # Async functions come first: the pause after each claim for them is the turn of the others.
+        kind = next((kind for kind in free if free[kind] and self._paused_until[kind] <= now), ALL)
         left_out = [self._paused_until[other] for other in free if free[other] and other != kind]
         self._left_out_until = min(left_out, default=inf)
         return kind, free.get(kind, 0)
@@ -252,7 +251,7 @@ class Feeder(Service):
         if kind != ALL:
             # Idle threads are worse than slow claims, so there is no pause while sync tasks are found.
             factor = EMPTY_PAUSE_FACTOR if not claims else ASYNC_PAUSE_FACTOR if kind == ASYNC else 0
-            self._last_kind, self._paused_until[kind] = kind, now + factor * (now - self._polled_at)
+            self._paused_until[kind] = now + factor * (now - self._polled_at)
         # A task may have been ready before this worker asked for notifications, also a task of a kind of functions
         # that had no capacity.
         self._is_rest_empty = kind == ALL and not claims and self._polled_at >= self._notified_from

@@ -56,16 +56,14 @@ LONGEST_UNABLE_PAUSE, UNABLE_AT_ONCE = 8.0, 8
 Inbox: TypeAlias = "SimpleQueue[Claim | None]"
 
 
+@dataclass(slots=True, eq=False)
 class Slot:
     """One thread of the executor. Only that thread writes it; all threads read it."""
 
-    __slots__ = ("began_at", "begun")
-
-    def __init__(self) -> None:
-        #: When its present claim began, by ``time.monotonic()``; None: the thread is free.
-        self.began_at: float | None = None
-        #: How many claims have begun in this thread.
-        self.begun = 0
+    #: When its present claim began, by ``time.monotonic()``; None: the thread is free.
+    began_at: float | None = None
+    #: How many claims have begun in this thread.
+    begun: int = 0
 
 
 class ThreadCapacity:
@@ -373,7 +371,7 @@ class InFlight:
             return "it has run its maximum number of tasks"
         # Only after one task. If the limit is below the memory of the project itself, the worker still runs some tasks.
         has_ended_any = self.claimed > len(self.claims)
-        if max_memory is not None and has_ended_any and (used := resident_memory() / MEBIBYTE) > max_memory:
+        if max_memory is not None and has_ended_any and (used := resident_memory() / 2**20) > max_memory:
             return f"it uses {used:.0f} MiB of memory"
         return ""
 
@@ -397,9 +395,6 @@ class EndedClaim:
     finished_at: float | None = None
     #: The other claims of the same group call, with their outcomes.
     same_call: Sequence[EndedClaim] = ()
-
-
-MEBIBYTE = 2**20
 
 
 def resident_memory() -> int:
