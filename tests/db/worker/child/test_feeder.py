@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections import Counter
 from datetime import timedelta
 
 import pytest
 from django.db import OperationalError, connection, transaction
+from django.test import override_settings
 
-from django_pglock.models import Task
-from django_pglock.models import Worker as WorkerRow
+from django_pglock import enqueue_many
+from django_pglock.conf import Settings
+from django_pglock.models import Task, Worker
 from django_pglock.store.wake import NEGATIVE_TTL
-from django_pglock.tasks.compat import TaskResultStatus
+from django_pglock.worker.child import feeder as module
 from django_pglock.worker.child.claimer import ALL, SYNC
+from django_pglock.worker.child.feeder import CERTAIN_AFTER
 from tests.db.worker.conftest import make_feeder
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
+from tests.settings_slow_beats import DJANGO_PGLOCK
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def test_higher_priorities_run_first(worker, finished):
-    for number, priority in enumerate((0, 10, -10, 10)):
-        result = tasks.record.using(priority=priority).enqueue("order", number)
-    worker(threads=1)
-    finished(result)
-    # The last ones may still be to come, also between two polls.
-    found = [effect.number for effect in Effect.objects.order_by("id")]
-    assert len(found) >= 2
-    assert found == [1, 3, 0, 2][: len(found)]
-
-
-def test_a_worker_serves_only_the_queues_of_its_option(worker, finished):
-    other = tasks.nothing.using(queue_name="other").enqueue()
-    worker(queues=["default", "mail"])
-    finished(tasks.nothing.using(queue_name="mail").enqueue())
-    other.refresh()
-    assert other.status == TaskResultStatus.READY
-
-
-def test_a_worker_without_queues_serves_all(worker, finished):
-    results = [tasks.nothing.using(queue_name=name).enqueue() for name in ("a", "b", "a", "c")]
-    worker()
-    for result in results:
-        finished(result)
 
 
 def test_a_worker_whose_heartbeats_do_not_arrive_claims_nothing(worker, finished, eventually, monkeypatch):
@@ -80,7 +60,7 @@ def test_a_scheduled_task_runs_when_it_is_due_without_a_poll(worker, finished, e
     """Without the timer of the next due task it would be ten minutes late."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "POLL_INTERVAL": 600.0}
     worker()
-    eventually(WorkerRow.objects.filter(is_sleeping=True).exists)
+    eventually(Worker.objects.filter(is_sleeping=True).exists)
     # This process may have seen a moment ago that no worker sleeps. Then it would notify none of the task.
     time.sleep(NEGATIVE_TTL)
     result = finished(tasks.nothing.using(run_after=timedelta(seconds=0.5)).enqueue())
@@ -135,3 +115,121 @@ def test_a_notification_of_one_queue_hides_no_task_of_another(kind):
     feeder.note_ready("b")
     feeder._hear()
     assert [claim.queue for claim in feeder._claim(kind, 2)] == ["a"]
+
+
+@pytest.mark.parametrize("is_first_async", [False, True])
+def test_a_backlog_of_one_kind_of_functions_does_not_keep_the_other_kind_waiting(is_first_async):
+    """The tasks of the backlog end long after the test, and take all the capacity of their kind."""
+    feeder, calls = make_feeder(), [(tasks.nothing, {}), (tasks.sleep_async, {"seconds": 600})]
+    (first, backlog), (second, call) = reversed(calls) if is_first_async else calls
+    enqueue_many(first, [backlog] * 150)
+    enqueue_many(second, [call] * 3)
+    claimed = Counter()
+    while (poll := feeder._next_claim()) != (ALL, 0):
+        claims = feeder._claim(*poll)
+        feeder.in_flight.begin_all(claims)
+        claimed.update(claim.task_path for claim in claims)
+    assert claimed == {first.module_path: 100 if is_first_async else 4, second.module_path: 3}
+    assert feeder._left_out_until < math.inf, "a moment later it looks again, and reads the whole backlog"
+
+
+# A worker that cannot take what it was notified of wakes others.
+
+
+@pytest.fixture
+def two(worker, eventually, settings):
+    """Return two sleeping workers. The next poll comes in ten minutes."""
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
+    pair = worker(threads=1), worker(threads=1, queues=["default"])
+    eventually(lambda: Worker.objects.filter(is_sleeping=True).count() == 2)
+    # Until both have made the last poll before they sleep.
+    for each in pair:
+        eventually(lambda each=each: each.feeder._is_rest_empty)
+    return pair
+
+
+def notify(worker):
+    """Make a ready task, of which only this worker is notified."""
+    row = Task.objects.create(queue="default", backend="default", task_path=tasks.nothing.module_path)
+    worker.feeder.note_ready("default")
+    return Task.objects.filter(pk=row.pk, status="SUCCESSFUL")
+
+
+def test_a_worker_without_a_free_thread_wakes_others(two, eventually):
+    first, other = two
+    running_tasks.wait_for_note.using(queue_name="of the first").enqueue("the end")
+    eventually(lambda: first.in_flight.threads.running == 1)
+    for _ in range(3):
+        assert eventually(notify(first).first).worker == other.id
+    assert not Worker.objects.get(pk=first.id).is_sleeping, "others would go on to rely on it"
+    running_tasks.note("the end")
+    eventually(Worker.objects.filter(pk=first.id, is_sleeping=True).exists)
+
+
+def test_a_task_that_a_worker_may_not_run_is_claimed_by_others(two, eventually):
+    """The worker does not know the function, or serves another backend."""
+    first, other = two
+    first.feeder.claimer.backend = "another"
+    first.feeder.claimer._known = -1
+    assert eventually(notify(first).first).worker == other.id
+
+
+def test_a_notification_that_comes_during_a_poll_is_kept(monkeypatch):
+    """The poll may not have seen its task. Before, the end of the poll forgot to wake others for it."""
+    feeder, woken = make_feeder(), []
+    monkeypatch.setattr(module, "wake_others", lambda using, queues, *others, **hops: woken.append(queues))
+    feeder.note_ready("a")
+    feeder._hear()
+    feeder.note_ready("b")
+    feeder._wake_others_if(False)
+    feeder._leave_to_others()
+    assert woken == [["b"]]
+
+
+# A worker compares the table with its claims only while the table may have claims that the worker does not know.
+
+
+LIMIT = Settings(**DJANGO_PGLOCK).HEARTBEAT_LIMIT
+
+
+@pytest.fixture
+def feeder(settings):
+    settings.DJANGO_PGLOCK = DJANGO_PGLOCK
+    return make_feeder()
+
+
+def compare(feeder):
+    """Compare if the table may have other claims, and the limit has passed. Return whether it was necessary."""
+    before = feeder._compared_at = feeder._compared_at - LIMIT
+    feeder._compare_if_due()
+    return feeder._compared_at > before
+
+
+def test_a_claim_whose_answer_was_lost_is_given_back_by_a_later_comparison(feeder, claim):
+    """Its date is younger than the limit at the first comparison, so there has to be a later one."""
+    assert not compare(feeder), "there was no claim"
+    feeder.in_flight.changed_at = time.monotonic()
+    tasks.nothing.enqueue()
+    claim(worker=feeder.worker)
+    assert compare(feeder)
+    assert Task.objects.get().status == "RUNNING", "its answer may still come"
+    with override_settings(DJANGO_PGLOCK={**DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.01}):
+        time.sleep(0.2)
+        feeder.in_flight.changed_at = time.monotonic()
+        assert compare(feeder)
+    assert Task.objects.get().status == "READY"
+    feeder.in_flight.changed_at -= CERTAIN_AFTER * LIMIT
+    assert not compare(feeder)
+
+
+def test_a_sleeping_feeder_compares(worker, claim, eventually, settings, monkeypatch):
+    """Otherwise it would sleep for many poll intervals, because it finds nothing and nobody notifies it."""
+    monkeypatch.setattr("django_pglock.worker.child.feeder.LISTENING_FACTOR", 10**9)
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.1, "POLL_INTERVAL": 0.5}
+    process = worker(queues=["another"])
+    eventually(lambda: process.feeder._is_rest_empty)
+    tasks.nothing.enqueue()
+    claim(worker=process.id)
+    process.in_flight.changed_at = time.monotonic()
+    process.in_flight.notify_feeder()
+    eventually(Task.objects.filter(status="READY").exists)
