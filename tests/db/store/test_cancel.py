@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -116,12 +117,13 @@ def test_cancel_tries_again_if_a_row_is_briefly_locked(claim, in_threads, monkey
     ],
 )
 def test_a_task_with_a_requested_cancel_does_not_run_again(claim, outcome, status):
-    tasks.nothing.enqueue()
+    tasks.nothing.using(keep_result=60).enqueue()
     [mine] = claim()
     Task.objects.cancel()
     assert settle("default", [(mine, outcome)], mine.worker)[mine.id] is not None
     row = Task.objects.get()
     assert (row.status, row.worker) == (status, mine.worker)
+    assert abs(row.expires_at - row.finished_at - timedelta(minutes=1)) < timedelta(seconds=1)
     assert run("default", REQUESTS, [mine.worker]) == [], "it has ended"
     assert Attempt.objects.count() == (not isinstance(outcome, (Succeeded, Snoozed, GivenBack, Abandoned)))
 
