@@ -7,14 +7,20 @@ import time
 import pytest
 from django.db import connection, connections
 
-from django_pglock.models import Task
+from django_pglock import Lease, LockError, leader
+from django_pglock.locks import lease_thread, leases
+from django_pglock.models import Attempt, Task
+from django_pglock.postgres.connections import has_statement_in_progress
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.worker import service
+from django_pglock.worker.child import runners
 from django_pglock.worker.service import Service
+from tests.conftest import NEVER
 from tests.proxy import Proxy
-from tests.sample import running_tasks, tasks
+from tests.sample import running_tasks, session_tasks, tasks
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
+
 
 #: What an idle worker has a session for.
 KINDS = {"heartbeat", "feeder"}
@@ -146,3 +152,83 @@ def test_a_coroutine_does_not_meet_a_connection_that_died_while_idle(worker, eve
     running_tasks.count_in_coroutine.enqueue(closes=True)
     eventually(lambda: not Task.objects.filter(status__in=("READY", "RUNNING")).exists())
     assert done(), "the second one met the dead connection"
+
+
+# Leases on a half-open connection: a proxy acknowledges all data, and no answer comes.
+
+
+@pytest.fixture
+def new_lease_thread(proxy, monkeypatch):
+    """A thread keeps its settings, so a lease thread that exists already would not connect through the proxy."""
+    monkeypatch.setattr(lease_thread, "_lease_thread", None)
+    yield
+    connection.close()
+
+
+def test_a_lease_is_renewed_on_another_connection(proxy, new_lease_thread, eventually):
+    """One renewal gets no answer, the next one opens a new session."""
+    with Lease("half open", ttl=12) as lease:
+        proxy.black_hole(new=False)
+        # The session of this thread is half open, too.
+        first = lease._holder._deadline
+        eventually(lambda: lease._holder._deadline > first)
+        lease.assert_held()
+
+
+def test_a_leader_steps_down_at_the_first_renewal_without_an_answer(proxy, new_lease_thread):
+    """If the leader stepped down only when the lease expires, the reason would contain "six seconds"."""
+    with pytest.raises(LockError, match=r"could not be renewed \("), leader("half open", ttl=6) as leadership:
+        proxy.black_hole(new=False)
+        assert leadership.lost.wait(NEVER)
+        leadership.assert_held()
+
+
+def test_releasing_a_lease_on_a_half_open_connection_ends(proxy, new_lease_thread, monkeypatch):
+    monkeypatch.setattr(leases.LeaseHolder._execute, "__kwdefaults__", {"within": 1.0})
+    began = time.monotonic()
+    with Lease("half open", ttl=60):
+        proxy.black_hole(new=False)
+    assert time.monotonic() - began < NEVER
+    with Lease("half open", ttl=60):
+        pass
+
+
+# Half-open connections of task threads: a timeout ends the wait for an answer that does not come.
+
+
+def is_done():
+    return not Task.objects.exclude(status="SUCCESSFUL").exists()
+
+
+@pytest.fixture
+def begin(proxy, worker, eventually, monkeypatch):
+    """Start a worker with one thread, which has its session, and a task in it that pauses."""
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", None)
+    session_tasks.GO_ON.set()
+    worker(threads=1)
+    session_tasks.write.enqueue()
+    eventually(is_done)
+    session_tasks.HAS_BEGUN.clear()
+    session_tasks.GO_ON.clear()
+    session_tasks.ask_twice_in_time.enqueue()
+    assert session_tasks.HAS_BEGUN.wait(NEVER)
+    yield
+    session_tasks.GO_ON.set()
+
+
+def test_a_timeout_ends_the_wait_where_the_server_has_nothing_to_cancel(begin, proxy, eventually, caplog, monkeypatch):
+    monkeypatch.setattr(runners, "CANCEL_GRACE_PERIOD", 1.0)
+    # The request goes to the server, which has nothing to cancel. (The proxy would answer it with a reset.)
+    monkeypatch.setattr(runners, "cancel_statement", has_statement_in_progress)
+    proxy.black_hole(new=False)
+    session_tasks.GO_ON.set()
+    eventually(is_done, why="the thread hangs")
+    assert [row.exception_path for row in Attempt.objects.all()] == ["django_pglock.errors.TaskTimeout"]
+    assert "does not end although the server was asked to cancel it" in caplog.text
+
+
+def test_a_timeout_ends_the_wait_where_the_cancel_does_not_arrive(begin, proxy, eventually, caplog, monkeypatch):
+    proxy.black_hole(new=False)
+    session_tasks.GO_ON.set()
+    eventually(is_done, why="the thread hangs")
+    assert "could not be cancelled" in caplog.text
