@@ -18,6 +18,11 @@ LOCKS_OF_SITE = """
 SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
 WHERE locktype = 'advisory' AND application_name = %s
 """
+# A coroutine polls at least four times in a second, and the name of the lock is in a comment of its statement.
+POLLS = """
+SELECT count(*) FROM pg_stat_activity
+WHERE strpos(query, %s) > 0 AND pid <> pg_backend_pid() AND query_start > clock_timestamp() - interval '1 second'
+"""
 SESSIONS_OF_SITE = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
 
 
@@ -38,6 +43,10 @@ class Observer:
     def waiters(self, name: str) -> int:
         """Count who waits for a lock."""
         return self._count(LOCKS, {**_halves(name), "granted": False})
+
+    def waits_or_polls(self, name: str) -> bool:
+        """Return whether a thread or a coroutine wants a lock that somebody else has."""
+        return self.waiters(name) > 0 or self._count(POLLS, [name]) > 0
 
     def locks_of(self, site: str) -> int:
         """Count the advisory locks that sessions of a server hold or wait for."""

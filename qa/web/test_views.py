@@ -145,10 +145,10 @@ def test_a_client_that_disconnects_while_its_view_waits_takes_no_lock(visit, obs
     visit = visit()
     observer.take(visit.lock)
     click = visit.click(view)
-    visit.until(lambda: observer.waiters(visit.lock), why="the view does not wait for the lock")
+    visit.until(lambda: observer.waits_or_polls(visit.lock), why="the view does not wait for the lock")
     click.vanish()
     if is_cancelled(visit.site.name, view):
-        visit.until(lambda: not observer.waiters(visit.lock), why="somebody still waits for the lock")
+        visit.until(lambda: not observer.waits_or_polls(visit.lock), why="somebody still waits for the lock")
     observer.free(visit.lock)
     visit.expect_free()
     visit.expect_success(view)
