@@ -40,7 +40,8 @@ class ThreadStarter:
     def start(self, channel: socket.socket, started: Callable[[int, str], None]) -> None:
         end = Channel(channel.dup())
         number = next(self._numbers)
-        [message] = end.receive()
+        # The first one. The heartbeat may have sent others already.
+        message = next(end.receive())
         child = InProcessChild(end, message["start"])
         self.children.append(child)
 
