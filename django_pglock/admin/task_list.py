@@ -39,7 +39,7 @@ from django_pglock.conf import redact_hook
 from django_pglock.models import Task, Worker
 from django_pglock.store.attempts import last_ended_by
 from django_pglock.store.count import MOST_SEARCHED
-from django_pglock.store.id_range import above_succeeded, id_in, ids_between, search_end
+from django_pglock.store.id_range import id_in, ids_between, search_end
 from django_pglock.store.statements import in_status
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import positional_names
@@ -99,8 +99,6 @@ class Reading:
         self.index = next((each for each in fitting if not each.parameter or others == {each.parameter}), INDEXES[-1])
         #: Whether only the newest tasks of the index are searched, because it does not serve all filters.
         self.is_search = self.status not in self.index.statuses or not others <= {self.index.parameter}
-        #: The id above which only samples were searched, because waiting tasks have higher ids than successful tasks.
-        self.skipped_above: int | None = None
         self._ids: dict[str, int] | None = None
 
     @classmethod
@@ -125,8 +123,6 @@ class Reading:
     def search_end(self, using: str) -> int | None:
         """Return the id at which a search among the newest tasks stops; None if it reaches the oldest task."""
         tasks = Task.objects.using(using).filter(**self.ids(using)).order_by(*self.index.order)
-        if self.status == TaskStatus.SUCCESSFUL and not (self.ids(using) or self.below):
-            self.below = self.skipped_above = above_succeeded(using)
         if self.below is not None:
             tasks = tasks.filter(pk__lt=self.below)
         if self.index.order == BY_STATUS:
@@ -350,8 +346,8 @@ class IndexedList(CappedChangeList):
 
     #: The id at which the search among the newest tasks stopped; None if it has reached the oldest task.
     search_end: int | None = None
-    #: The number of tasks that were searched at most, and the id above which only samples were searched.
-    searched, skipped_above = 0, None
+    #: The number of tasks that were searched at most.
+    searched = 0
     #: Whether more rows match than the page shows.
     has_more = False
 
@@ -371,12 +367,11 @@ class IndexedList(CappedChangeList):
 
     def _search(self, reading: Reading) -> None:
         self.searched, self.search_end = MOST_SEARCHED, reading.search_end(self.root_queryset.db)
-        self.skipped_above = reading.skipped_above
-        limits = {"pk__gt": self.search_end, "pk__lt": self.skipped_above}
-        self.queryset = self.queryset.filter(**{lookup: id_ for lookup, id_ in limits.items() if id_ is not None})
+        if self.search_end is not None:
+            self.queryset = self.queryset.filter(pk__gt=self.search_end)
         rows = list(self.queryset[: self.list_per_page + 1])
         self.has_more = len(rows) > self.list_per_page
-        self.result_count = AtLeast(len(rows)) if self.has_more or any(limits.values()) else len(rows)
+        self.result_count = AtLeast(len(rows)) if self.has_more or self.search_end is not None else len(rows)
         self.result_list = rows[: self.list_per_page]
         self.paginator = Paginator(self.result_list, self.list_per_page)
         self.show_admin_actions, self.full_result_count = True, None

@@ -1,7 +1,7 @@
 """Finds an id by bisection: for example, an id below all tasks enqueued since a moment. A dozen primary key probes.
 
 Ids grow with the time of enqueueing, and workers claim the oldest tasks first. So the tasks enqueued since a moment
-have the highest ids. Above the ids of the newest successful tasks, very many tasks may wait.
+have the highest ids.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PRECISION = 300
 MOST_DIGITS = 19
 
 # The bisections differ only in the condition ``is_low``, which is true for low ids and false for high ids. Ids have
-# gaps, so a probe reads the next tasks behind the middle. At the end, ``low`` and ``high`` are ``PRECISION`` ids apart.
+# gaps, so a probe reads the next task behind the middle. At the end, ``low`` and ``high`` are ``PRECISION`` ids apart.
 # The first and the last id are found with LIMIT, as ``statements.py`` says.
 _BISECT = """{name} AS (
     SELECT COALESCE((SELECT id FROM {{task}} ORDER BY id LIMIT 1), 1) - 1 AS low,
@@ -34,16 +34,16 @@ _BISECT = """{name} AS (
     SELECT CASE WHEN probe.is_low THEN middle.id ELSE range.low END,
            CASE WHEN probe.is_low THEN range.high ELSE middle.id END, range.high - range.low > {precision}
     FROM {name} AS range CROSS JOIN LATERAL (SELECT (range.low + range.high) / 2 AS id) AS middle
-    CROSS JOIN LATERAL (SELECT COALESCE(bool_or({is_low}), false) AS is_low FROM (
-        SELECT task.enqueued_at, task.status FROM {{task}} AS task
-        WHERE task.id >= middle.id ORDER BY task.id LIMIT {sample}) AS next) AS probe
+    CROSS JOIN LATERAL (SELECT COALESCE((
+        SELECT {is_low} FROM {{task}} AS next WHERE next.id >= middle.id ORDER BY next.id LIMIT 1
+    ), false) AS is_low) AS probe
     WHERE range.is_wide
 )
 """
 
 # An id below the first task enqueued at a moment or later, and an id above the last task enqueued before another
 # moment. For a moment that is NULL no id is searched.
-_BISECT_AT = partial(_BISECT.format, is_low="next.enqueued_at < %s", sample=1, precision=PRECISION)
+_BISECT_AT = partial(_BISECT.format, is_low="next.enqueued_at < %s", precision=PRECISION)
 ENQUEUED_BETWEEN = f"""WITH RECURSIVE {_BISECT_AT(name="since", is_wanted="%s::timestamptz IS NOT NULL")},
 {_BISECT_AT(name="before", is_wanted="%s::timestamptz IS NOT NULL")}
 SELECT (SELECT max(low) FROM since), (SELECT min(high) FROM before)"""
@@ -51,18 +51,8 @@ SELECT (SELECT max(low) FROM since), (SELECT min(high) FROM before)"""
 # The id behind all tasks that were enqueued more than some seconds ago.
 _IS_OLDER = "next.enqueued_at < clock_timestamp() - make_interval(secs => %s)"
 FIRST_SINCE = f"""WITH RECURSIVE {
-    _BISECT.format(name="range", is_wanted="true", is_low=_IS_OLDER, sample=1, precision=1)
+    _BISECT.format(name="range", is_wanted="true", is_low=_IS_OLDER, precision=1)
 } SELECT min(high) FROM range"""
-
-# An id above which the samples have found only tasks that have not succeeded. NULL if no task is above it.
-ABOVE_SUCCEEDED = (
-    "WITH RECURSIVE "
-    + _BISECT.format(
-        name="range", is_wanted="true", is_low="next.status = 'SUCCESSFUL'", sample=20, precision=PRECISION
-    )
-    + "SELECT found.high FROM (SELECT min(high) AS high FROM range) AS found"
-    " WHERE (SELECT task.id FROM {task} AS task WHERE task.id >= found.high ORDER BY task.id LIMIT 1) IS NOT NULL"
-)
 
 
 def ids_between(using: str, since: datetime | None, before: datetime | None) -> dict[str, int]:
@@ -92,11 +82,6 @@ def id_in(text: str) -> int | None:
     """Return the id that a text is; None if it is not a number that the id of a task can be."""
     is_number = text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
     return int(text) if is_number and int(text) < 2**63 else None
-
-
-def above_succeeded(using: str) -> int | None:
-    """Return an id above which no sample has found a successful task; None if the newest tasks have succeeded."""
-    return next((int(high) for (high,) in run(using, ABOVE_SUCCEEDED)), None)
 
 
 def newest(tasks: Any, limit: int, *, statuses: Iterable[str] = (), days: float | None = None) -> list[Any]:

@@ -9,9 +9,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
-from django_pglock.store.id_range import PRECISION, above_succeeded, id_in, ids_between, newest
+from django_pglock.store.id_range import PRECISION, id_in, ids_between, newest
 from tests.db.store.test_prune import make
-from tests.plans.reading import insert
 
 pytestmark = pytest.mark.django_db
 
@@ -39,25 +38,6 @@ def test_a_moment_is_found_among_ids_with_gaps(ids):
         assert all(range_["pk__gt"] < each for each in late), "no task since then is left out"
         assert all(each < range_["pk__lt"] for each in early), "nor one before"
         assert range_["pk__lt"] - range_["pk__gt"] <= PRECISION + 1
-
-
-@pytest.mark.parametrize(("done", "waiting"), [(5000, 9000), (100, 30_000), (1, 1)])
-def test_above_succeeded_returns_an_id_above_all_successful_tasks(done, waiting):
-    insert("SUCCESSFUL", done)
-    insert("READY", waiting)
-    newest = Task.objects.filter(status="SUCCESSFUL").latest("pk").pk
-    above = above_succeeded("default")
-    if waiting < PRECISION:
-        assert above is None or above > newest
-    else:
-        assert newest < above <= newest + PRECISION
-
-
-def test_above_succeeded_is_none_if_the_newest_tasks_have_succeeded():
-    assert above_succeeded("default") is None, "there is no task"
-    insert("READY", 5000)
-    insert("SUCCESSFUL", 5000)
-    assert above_succeeded("default") is None
 
 
 def test_a_text_is_an_id_only_if_a_task_can_have_it():

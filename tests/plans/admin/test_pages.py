@@ -10,8 +10,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_pglock.models import Lease, Task
-from tests.plans.admin.explained import most_read, plans
-from tests.plans.reading import analyze, executed, insert, nodes, reads
+from tests.plans.admin.explained import plans
+from tests.plans.reading import executed, insert, nodes, reads
 
 pytestmark = pytest.mark.django_db
 
@@ -83,27 +83,6 @@ def test_the_list_costs_the_same_queries_however_long_it_is(admin_client, many):
         return len(queries)
 
     assert cost("") == cost(f"?id__lt={many - 19_997}") <= 5
-
-
-@pytest.fixture
-def waiting_ones(new_table):
-    """A long backlog in front of the tasks that have succeeded."""
-    for status, count in (("SUCCESSFUL", 3000), ("READY", 30_000)):
-        insert(status, count)
-    analyze()
-
-
-def test_tasks_that_have_succeeded_are_found_behind_a_long_backlog(admin_client, waiting_ones):
-    """The newest 30,000 tasks wait: a walk from the newest would read them all."""
-    with CaptureQueriesContext(connection) as queries:
-        page = admin_client.get(f"{LIST}?status__exact=SUCCESSFUL")
-    newest = Task.objects.filter(status="SUCCESSFUL").latest("pk").pk
-    assert [each.pk for each in page.context["cl"].result_list] == list(range(newest, newest - 30, -1))
-    assert "samples were searched" in page.content.decode()
-    assert most_read(queries) <= 20_100
-    following = admin_client.get(LIST + page.context["cl"].older_query)
-    assert following.context["cl"].result_list[0].pk == newest - 30
-    assert "samples were searched" not in following.content.decode()
 
 
 def test_a_list_loads_nothing_that_it_does_not_show(admin_client, many):

@@ -16,7 +16,7 @@ from django_pglock.store.admit_one import admit_statement, enqueue_statement
 from django_pglock.store.claim import CLAIM_FAIR, CLAIM_GROUP, RUNNING_CLAIM, claim_statement
 from django_pglock.store.count import COUNT_FAILED, COUNT_OTHERS, COUNT_READY
 from django_pglock.store.failures import FAILURE_GROUPS
-from django_pglock.store.id_range import ABOVE_SUCCEEDED, ENQUEUED_BETWEEN, FIRST_SINCE
+from django_pglock.store.id_range import ENQUEUED_BETWEEN, FIRST_SINCE
 from django_pglock.store.insert_tasks import insert_many, row_of
 from django_pglock.store.liveness import DELETE_DEAD
 from django_pglock.store.marking import first_free, marking_sql
@@ -254,8 +254,7 @@ def few_rows(backlog):
         "RUNNING_CLAIM": Call(filled(RUNNING_CLAIM), (first, 1, backlog.worker)),
         # Claims are given back by the index of running tasks.
         "GIVE_BACK": Call(filled(GIVE_BACK), (*[backlog.worker] * 3, [1], 0.0, None, None, []), by_index=True),
-        # The id above all tasks that have succeeded is found by the primary key.
-        "ABOVE_SUCCEEDED": Call(filled(ABOVE_SUCCEEDED)),
+        # The ids of a time are found by the primary key.
         "ENQUEUED_BETWEEN": Call(filled(ENQUEUED_BETWEEN), ["2026-01-01"] * 4),
         "FIRST_SINCE": Call(filled(FIRST_SINCE), [0.0]),
         # Workers that are dead are deleted unless they have running tasks, which an index has.
