@@ -38,7 +38,7 @@ from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.instrumentation import AttemptInfo, EnqueueObserver, RunObserver, headers_of
 from django_pglock.tasks.redaction import is_redacted, shown
 from django_pglock.tasks.retry import Cancel, FlowWord, Retry
-from django_pglock.tasks.schedules import EVERY, is_scheduled, timing_of
+from django_pglock.tasks.schedules import is_scheduled, timing_of
 from django_pglock.worker.child.logs import NAMES
 
 INSTRUMENT = "sentry"
@@ -292,9 +292,9 @@ def _check_in_of(attempt: AttemptInfo, meta: Any) -> dict[str, Any] | None:
 
 def _monitor_of(task: TaskFields) -> dict[str, Any] | None:
     timing = timing_of(task)
-    if not timing.expression.startswith(EVERY):
+    if not timing.is_every:
         return {"schedule": {"type": "crontab", "value": timing.expression}, "timezone": timing.zone}
-    seconds = float(timing.expression.split()[1])
+    seconds = timing.interval
     for unit, length in UNITS.items():
         if seconds % length == 0:
             return {"schedule": {"type": "interval", "value": int(seconds // length), "unit": unit}}
