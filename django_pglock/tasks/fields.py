@@ -19,7 +19,7 @@ from django_pglock.tasks import options as check
 from django_pglock.tasks.compat import Task
 from django_pglock.tasks.options import Group, Rate, Unique
 from django_pglock.tasks.queues import OWN_QUEUE
-from django_pglock.tasks.retry import DEFAULT_BACKOFF, BackoffOption
+from django_pglock.tasks.retry import DEFAULT_BACKOFF, BackoffOption, Check, duration
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -43,7 +43,7 @@ class By(Enum):
 class Option(NamedTuple):
     """What is known of an option besides its name, type and default."""
 
-    check: check.Check
+    check: Check
     by: By
     #: Whether ``meta`` of the row has it, if a call differs from its function.
     is_carried: bool
@@ -51,7 +51,7 @@ class Option(NamedTuple):
     may_be_none: bool
 
 
-def option(default: Any, accepts: check.Check, by: By = By.BOTH, *, is_carried: bool = False) -> Any:
+def option(default: Any, accepts: Check, by: By = By.BOTH, *, is_carried: bool = False) -> Any:
     """Return the field for one row of the table."""
     return field(default=default, metadata={"option": Option(accepts, by, is_carried, may_be_none=default is None)})
 
@@ -115,9 +115,9 @@ class TaskFields(Task):  # type: ignore[type-arg]
     group: Group | None = option(None, check.group, By.FUNCTION)
     fair: str | None = option(None, check.template)
     rate: Rate | None = option(None, check.rate)
-    keep_result: float | timedelta | None = option(None, check.duration)
+    keep_result: float | timedelta | None = option(None, duration)
     cron: str | None = option(None, check.anything, By.FUNCTION)
-    every: float | timedelta | None = option(None, check.duration, By.FUNCTION)
+    every: float | timedelta | None = option(None, duration, By.FUNCTION)
     timezone: str | None = option(None, check.anything, By.FUNCTION)
     redact: tuple[str, ...] | bool = option((), check.anything, By.FUNCTION)
     capture_logs: bool | int | str | None = option(None, check.log_level, By.FUNCTION)

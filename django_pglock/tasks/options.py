@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks.queues import check_text
-from django_pglock.tasks.retry import seconds_of
+from django_pglock.tasks.retry import Check, duration, keep, seconds_of
 from django_pglock.tasks.states import UniqueScope
 
 #: The largest number of calls that a grouped function can get at once.
@@ -47,14 +47,8 @@ class Unique:
     on_conflict: Literal["skip", "replace", "raise"] = "skip"
 
     def __post_init__(self) -> None:
-        if self.key is not None:
-            template("Unique: key", self.key)
-        if self.while_ not in ("waiting", "unfinished"):
-            raise TaskOptionError(f"Unique: while_ is {self.while_!r}; use 'waiting' or 'unfinished'.")
-        if self.on_conflict not in ("skip", "replace", "raise"):
-            raise TaskOptionError(f"Unique: on_conflict is {self.on_conflict!r}; use 'skip', 'replace' or 'raise'.")
-        if self.period is not None:
-            timeout("Unique: period", self.period)
+        keep(self, key=template, period=timeout)
+        keep(self, while_=one_of("waiting", "unfinished"), on_conflict=one_of("skip", "replace", "raise"))
         if self.on_conflict == "replace" and self.scope != UniqueScope.WAITING:
             raise TaskOptionError(
                 "Unique: on_conflict='replace' needs while_='waiting' and no period, because a running task cannot be "
@@ -85,10 +79,7 @@ class Group:
     gather: float | timedelta = 0
 
     def __post_init__(self) -> None:
-        template("Group: key", self.key)
-        if not is_whole(self.limit, 1, MOST_IN_GROUP):
-            raise TaskOptionError(f"Group: limit is {self.limit!r}; give a number from 1 to {MOST_IN_GROUP:,}.")
-        seconds_of(self.gather, option="gather")
+        keep(self, key=template, limit=number(1, MOST_IN_GROUP), gather=duration)
 
     @property
     def seconds(self) -> float:
@@ -111,12 +102,7 @@ class Rate:
     burst: int = 1
 
     def __post_init__(self) -> None:
-        if self.key is not None:
-            template("Rate: key", self.key)
-        for name, value in (("count", self.count), ("burst", self.burst)):
-            if not is_whole(value, 1, 1_000_000):
-                raise TaskOptionError(f"Rate: {name} is {value!r}; give a number from 1 to 1,000,000.")
-        timeout("Rate: per", self.per)
+        keep(self, key=template, count=number(1, 1_000_000), burst=number(1, 1_000_000), per=timeout)
 
     @property
     def interval(self) -> float:
@@ -146,13 +132,7 @@ GroupOption = str | Group
 RateOption = str | Rate
 
 
-def is_whole(value: object, least: int, most: int) -> bool:
-    """Return whether it is a whole number between two bounds; True and False are none."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
 T = TypeVar("T")
-Check = Callable[[str, Any], Any]
 
 
 def refuse(option: str, value: object, wanted: str) -> TaskOptionError:
@@ -166,10 +146,10 @@ def anything(option: str, value: Any) -> Any:
 
 
 def number(least: int, most: int) -> Check:
-    """Return the check of a whole number between two bounds."""
+    """Return the check of a whole number between two bounds. True and False are none."""
 
     def check(option: str, value: Any) -> Any:
-        if not is_whole(value, least, most):
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise refuse(option, value, f"a number from {least} to {most:,}")
         return value
 
@@ -187,12 +167,18 @@ def instance(kind: type | tuple[type, ...], wanted: str) -> Check:
     return check
 
 
+def one_of(*values: str) -> Check:
+    """Return the check of a text from a list."""
+
+    def check(option: str, value: Any) -> Any:
+        if value not in values:
+            raise refuse(option, value, " or ".join(map(repr, values)))
+        return value
+
+    return check
+
+
 flag, text = instance(bool, "True or False"), instance(str, "a text")
-
-
-def duration(option: str, value: Any) -> Any:
-    """Accept seconds or a timedelta, and return seconds."""
-    return seconds_of(value, option=option)
 
 
 def timeout(option: str, value: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -36,7 +36,7 @@ class Linear:
     cap: float = 3600.0
 
     def __post_init__(self) -> None:
-        _keep_seconds(self, "step", "cap")
+        keep(self, step=duration, cap=duration)
 
     def delay(self, failures: int) -> float:
         return min(self.cap, self.step * failures)
@@ -56,7 +56,7 @@ class Exponential:
     jitter: bool = True
 
     def __post_init__(self) -> None:
-        _keep_seconds(self, "base", "cap")
+        keep(self, base=duration, cap=duration)
         factor: Any = self.factor
         if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor <= MOST_FACTOR:
             raise TaskOptionError(f"Exponential: factor is {factor!r}; give a number above 0, up to {MOST_FACTOR:,}.")
@@ -70,11 +70,21 @@ class Exponential:
         return random.uniform(0, bound) if self.jitter else bound  # noqa: S311
 
 
-def _keep_seconds(policy: Backoff, *names: str) -> None:
-    """Check the named fields of a frozen policy, and convert them to seconds."""
-    for name in names:
-        seconds = seconds_of(getattr(policy, name), option=f"{type(policy).__name__}: {name}")
-        object.__setattr__(policy, name, seconds)
+#: Gets the name of an option and its value, and returns what is kept. Raises ``TaskOptionError``.
+Check = Callable[[str, Any], Any]
+
+
+def keep(value: Any, **checks: Check) -> None:
+    """Check fields of a frozen value, and keep what the checks return. None is valid where it is the default."""
+    defaults = {each.name: each.default for each in fields(value)}
+    for name, check in checks.items():
+        if (given := getattr(value, name)) is not None or defaults[name] is not None:
+            object.__setattr__(value, name, check(f"{type(value).__name__}: {name}", given))
+
+
+def duration(option: str, value: Any) -> Any:
+    """Accept seconds or a timedelta, and return seconds."""
+    return seconds_of(value, option=option)
 
 
 #: What ``backoff=`` accepts: seconds, a timedelta, one of the classes above, or ``fn(exception, task_result)`` that
