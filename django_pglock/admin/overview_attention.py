@@ -153,15 +153,6 @@ def paused_queues(facts: Facts) -> Iterator[Sentence]:
         yield Sentence(f"paused:{queue.pk}", text, facts.address("queue_changelist", paused=1))
 
 
-def late_tasks(facts: Facts) -> Iterator[Sentence]:
-    """The scheduled task that has been due for longest, although workers make due tasks ready within seconds."""
-    late = Task.objects.using(facts.using).all().due().filter(run_after__lte=Now() - OVERDUE)
-    for key, path, since in late.values_list("pk", "task_path", "run_after")[:1]:
-        text = _("The oldest due task has been due for %(time)s, and no worker has made it ready: %(task)s #%(id)s.")
-        about = {"time": elapsed(since), "task": path.rpartition(".")[2], "id": key}
-        yield Sentence("late", text % about, facts.address("task_change", key))
-
-
 def long_waits(facts: Facts) -> Iterator[Sentence]:
     """Queues whose oldest ready task has waited for long, although they are not paused."""
     now = timezone.now()
@@ -226,7 +217,6 @@ SENTENCES: tuple[tuple[Any, Callable[[Facts], Iterator[Sentence]]], ...] = (
     (Task, stuck_tasks),
     (Task, unknown_functions),
     (Queue, paused_queues),
-    (Task, late_tasks),
     (Schedule, overdue_schedules),
     (Task, long_waits),
     (Task, blocked_tasks),

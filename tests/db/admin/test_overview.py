@@ -382,18 +382,6 @@ def test_a_few_problems_of_a_kind_are_named(facts):
     assert found[-1].url == "/admin/django_pglock/queue/?paused=1"
 
 
-def test_the_oldest_due_task(facts):
-    make("SCHEDULED")
-    make("SCHEDULED", run_after=Now() + HOUR)
-    assert texts(sentences.late_tasks(facts)) == []
-    late = make("SCHEDULED", run_after=Now() - HOUR)
-    make("SCHEDULED", run_after=Now() - HOUR / 2)
-    [sentence] = sentences.late_tasks(facts)
-    assert sentence.text.startswith("The oldest due task has been due for 1\xa0hour,")
-    assert sentence.text.endswith(f"nothing #{late.pk}.")
-    assert sentence.url == f"/admin/django_pglock/task/{late.pk}/change/"
-
-
 def test_queues_whose_oldest_ready_task_has_waited_for_long(facts):
     Queue.objects.pause("paused")
     for queue, hours in (("mail", 1), ("reports", 2), ("new", 0), ("paused", 3)):
