@@ -291,19 +291,17 @@ class Attempt:
             outcome = other.failure(self.error)
         return other.ended(outcome, is_settled=is_settled)
 
-    def success(self, value: Any) -> Outcome:
-        """Return the outcome of a call that returned ``value``: a failure if the value cannot be stored as JSON."""
+    def success(self, value: Any) -> Succeeded:
+        """Return the outcome of a call that returned ``value``. Raises ``TaskResultError`` if it cannot be stored."""
         if value is None:
             return SUCCEEDED
         what = f"The return value of {self.claim.task_path}"
         try:
             return Succeeded(to_json(value, what=what, kind=TaskResultError))
-        except TaskResultError as error:
-            return self.failure(error)
-        except BaseException as broken:  # noqa: BLE001 - to read a container may run the user's code
-            refused = TaskResultError(f"{what} cannot be read: {type(broken).__qualname__}.")
-            refused.__cause__ = broken
-            return self.failure(refused)
+        except TaskResultError:
+            raise
+        except BaseException as broken:  # to read a container may run the user's code
+            raise TaskResultError(f"{what} cannot be read: {type(broken).__qualname__}.") from broken
 
     def failure(self, error: BaseException) -> Outcome:
         """Return the outcome of a call that raised ``error``, by the function's retry policy."""

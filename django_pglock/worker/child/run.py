@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
@@ -23,7 +24,7 @@ from django_pglock.error_reading import message_of, one_line
 from django_pglock.errors import ClaimLost, TaskCancelled
 from django_pglock.loggers import WORKER, RateOfRecords, get_logger
 from django_pglock.postgres.connections import connection_for, end_session, is_read_only, sqlstates_of
-from django_pglock.store.outcome import Cancelled, Failed, Failure, GivenBack, Outcome, Succeeded
+from django_pglock.store.outcome import Cancelled, Failed, Failure, GivenBack, Outcome
 from django_pglock.store.rescue import interrupted
 from django_pglock.store.settle import SettleRefused, settle_and_commit, takes_success
 from django_pglock.tasks.claim import Claim
@@ -93,7 +94,7 @@ def run(attempt: Attempt, runner: Runner) -> EndedClaim:
     try:
         with attempt:
             value = attempt.call()
-        outcome = attempt.success(value)
+        outcome: Outcome = attempt.success(value)
     except BaseException as error:  # noqa: BLE001 - see the top of the module
         outcome = _failure_here(attempt, error)
     return attempt.ended(outcome)
@@ -106,7 +107,7 @@ async def run_async(attempt: Attempt, runner: Runner) -> EndedClaim:
     try:
         with attempt:
             value = await attempt.call()
-        outcome = attempt.success(value)
+        outcome: Outcome = attempt.success(value)
     except BaseException as error:  # noqa: BLE001 - see the top of the module
         if is_read_only(error):
             # In the thread in which Django's ORM runs for coroutines: that has their sessions.
@@ -122,12 +123,8 @@ def _run_atomic(attempt: Attempt) -> EndedClaim:
     the claim, everything is rolled back.
     """
     claim = attempt.claim
-    has_begun = has_returned = has_committed = has_closed = False
-
-    def note_commit() -> None:
-        nonlocal has_committed
-        has_committed = True
-
+    has_begun = has_returned = has_closed = False
+    commits: list[bool] = []
     try:
         connection = connection_for(attempt.using)
         connection.ensure_connection()
@@ -135,7 +132,7 @@ def _run_atomic(attempt: Attempt) -> EndedClaim:
         with transaction.atomic(using=attempt.using, durable=True):
             has_begun = True
             # Registered first, so it is called whatever the hooks of the function do.
-            transaction.on_commit(note_commit, using=attempt.using)
+            transaction.on_commit(partial(commits.append, True), using=attempt.using)
             try:
                 with attempt:
                     value = attempt.call()
@@ -143,15 +140,12 @@ def _run_atomic(attempt: Attempt) -> EndedClaim:
             finally:
                 # A session that the server has ended, or this package, is broken.
                 has_closed = not session.broken and bool(connection.closed_in_transaction or session.closed)
-            if not isinstance(outcome, Succeeded):
-                transaction.set_rollback(True, using=attempt.using)
-                return attempt.ended(outcome)
             has_returned = True
             settle_and_commit(attempt.using, [(each, outcome) for each in attempt.claims])
     except ClaimLost:
         return attempt.ended(None)
     except BaseException as error:
-        if has_committed:
+        if commits:
             logger.exception(
                 "An on_commit hook of %s failed after its commit. The task has succeeded.",
                 claim,
