@@ -45,7 +45,7 @@ class Observer:
         return self._count(LOCKS, {**_halves(name), "granted": False})
 
     def waits_or_polls(self, name: str) -> bool:
-        """Return whether a thread or a coroutine wants a lock that somebody else has."""
+        """Return whether a thread or a coroutine waits for a lock."""
         return self.waiters(name) > 0 or self._count(POLLS, [name]) > 0
 
     def locks_of(self, site: str) -> int:
