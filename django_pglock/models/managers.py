@@ -60,6 +60,7 @@ class TaskQuerySet(LockingQuerySet[Any]):
     """
 
     ready = ready_tasks.ready
+    due = ready_tasks.due
     stuck = operate.stuck
     prune = _method(pruning.prune)
 
