@@ -15,7 +15,7 @@ import socket
 import threading
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from django.db import connections
@@ -23,28 +23,16 @@ from django.db.backends.signals import connection_created
 from psycopg import Error as PsycopgError
 
 if TYPE_CHECKING:
-    from django.db.backends.postgresql.base import DatabaseWrapper
+    from _typeshed import HasFileno
 
-
-class Channel(Protocol):
-    """A connection or a socket."""
-
-    def fileno(self) -> int: ...
-
-
-#: How many times a session is opened again because the process has forked meanwhile.
-REPETITIONS = 3
-
-#: The number of forks by this process.
-_forks = 0
 # By ``id()``. A WeakValueDictionary would run a function in Python at the end of each session, and an exception that a
 # signal handler raises in it would vanish.
-_channels: dict[int, ref[Channel]] = {}
+_channels: dict[int, ref[HasFileno]] = {}
 # Per thread, because several threads may fork at once.
 _here = threading.local()
 
 
-def keep_from_children(channel: Channel) -> None:
+def keep_from_children(channel: HasFileno) -> None:
     """Register ``channel``, to be closed in forked child processes. Django's connections are registered as well."""
     number = id(channel)
     _channels[number] = ref(channel, partial(_channels.pop, number))
@@ -57,33 +45,12 @@ def _keep_session_from_children(connection: Any, **kwargs: Any) -> None:
         keep_from_children(getattr(raw, "driver_connection", None) or raw)
 
 
-def ensure_own_session(connection: DatabaseWrapper) -> None:
-    """Open the connection if it is not open, with a session that no forked child has.
-
-    If another thread forks while the session is being opened, the child has the socket of the session, and the socket
-    is not registered yet. After the death of this process the child would keep the session and its locks. So the
-    session is closed, and another one is opened.
-    """
-    if connection.connection is not None:
-        return
-    for _ in range(REPETITIONS):
-        forks = _forks
-        connection.ensure_connection()
-        if forks == _forks:
-            return
-        connection.close()
-    # Something forks all the time. A session that a child may keep is better than none.
-    connection.ensure_connection()
-
-
 def _before_fork() -> None:
     # In the child, the connection objects of other threads may no longer exist, but their sockets do.
     _here.inherited = [channel for each in list(_channels.values()) if (channel := each()) is not None]
 
 
 def _after_fork_in_parent() -> None:
-    global _forks
-    _forks += 1
     del _here.inherited
 
 

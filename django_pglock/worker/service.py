@@ -29,7 +29,6 @@ from django_pglock.postgres.connections import (
     shut_down_socket,
     sqlstates_of,
 )
-from django_pglock.postgres.forking import ensure_own_session
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
 from django_pglock.store.statements import keep_plans
 
@@ -182,7 +181,7 @@ class Service:
         connection.execute_wrappers.append(self._count)
         # No limit here: the client's settings limit how long to wait for a server that does not answer.
         self.report_alive(math.inf)
-        ensure_own_session(connection)
+        connection.ensure_connection()
         self.report_alive()
         limit = f"{self.statement_timeout * 1000:.0f}ms"
         set_limits(connection, {**NO_LIMITS, **dict.fromkeys(OWN_LIMITS, limit)})

@@ -10,12 +10,8 @@ import sys
 
 import pytest
 from django.db import connection
-from django.db.backends.postgresql.base import DatabaseWrapper
 
 from django_pglock.models import Task, Worker
-from django_pglock.postgres.connections import backend_pid
-from django_pglock.postgres.forking import REPETITIONS, ensure_own_session
-from django_pglock.postgres.sessions import dedicated_connection
 from tests.conftest import NEVER, environment_at
 from tests.sample import forking_tasks, tasks
 from tests.sample.models import Effect
@@ -119,46 +115,6 @@ def test_a_child_that_outlives_its_worker_does_not_make_it_look_alive(worker_pro
         socket.create_server(("127.0.0.1", port)).close()
     finally:
         os.kill(child, signal.SIGKILL)
-
-
-@pytest.fixture
-def forks_while_connecting(monkeypatch):
-    """Let the process fork while Django opens the next sessions. Return how many, and the children, which stay."""
-    children = []
-    left = [0]
-    connect = DatabaseWrapper.get_new_connection
-
-    def connect_and_fork(self, parameters):
-        raw = connect(self, parameters)
-        if left[0]:
-            left[0] -= 1
-            child = os.fork()
-            if not child:
-                signal.pause()
-            children.append(child)
-        return raw
-
-    monkeypatch.setattr(DatabaseWrapper, "get_new_connection", connect_and_fork)
-    yield left, children
-    for child in children:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-@pytest.mark.parametrize("times", [1, REPETITIONS])
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_a_session_that_was_opened_during_a_fork_is_opened_again(
-    transactional_db, forks_while_connecting, eventually, times
-):
-    """The child has the socket of the first session, and would keep the session and its locks."""
-    left, children = forks_while_connecting
-    opened = dedicated_connection("default", application_name="during a fork")
-    left[0] = times
-    ensure_own_session(opened)
-    assert len(children) == times
-    eventually(lambda: sessions("during a fork") == {backend_pid(opened)})
-    opened.connection.pgconn.finish()
-    eventually(lambda: not sessions("during a fork"), why="a child keeps a session open")
 
 
 PRELOADED = """
