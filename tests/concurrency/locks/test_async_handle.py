@@ -12,7 +12,7 @@ from django.db import OperationalError
 from django_pglock import Lease, LockError, LockLost, LockNotAvailable, leader, lock, lock_all, semaphore, try_lock
 from django_pglock.keys import make_key
 from django_pglock.models import AdvisoryLock
-from tests.concurrency.locks.sessions import _closing, _is, arows, asks, rows, some_wait, until
+from tests.concurrency.locks.sessions import _closing, _is, arows, asks, in_a_task, rows, some_wait, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -160,20 +160,28 @@ def test_an_inner_wait_that_is_cut_short_does_not_cost_the_outer_lock(somebody):
     assert rows() == (1, 0)
 
 
-def test_coroutines_cancelled_at_any_moment_leave_no_lock():
-    """The cancel comes before the statement arrives, while it runs, after its answer was sent, and at release."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_coroutines_cancelled_at_any_moment_leave_no_lock(shared):
+    """The cancel comes before the statement arrives, while it runs, after its answer was sent, and at release.
+
+    If the lock is shared, another coroutine has it all the time and keeps it.
+    """
 
     async def visit(pause):
-        async with lock("hot"):
+        async with lock("hot", shared=shared):
             await asyncio.sleep(pause)
 
     async def main():
+        other = await in_a_task(lock("hot", shared=True)) if shared else None
         for number in range(60):
             tasks = [asyncio.create_task(visit(0.0005)) for _ in range(3)]
             await asyncio.sleep(number * 0.0001)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        if other is not None:
+            other.assert_held()
+            await other.release()
         await until(lambda: _is(arows, (0, 0)), "something was left")
 
     asyncio.run(main())

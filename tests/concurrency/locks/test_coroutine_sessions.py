@@ -106,26 +106,6 @@ def test_a_lock_that_cannot_share_a_session_gets_another_session(options):
     asyncio.run(main())
 
 
-def test_a_cancel_loses_no_lock_of_others():
-    async def visit(name):
-        async with lock(name, shared=True):
-            await asyncio.sleep(0.0005)
-
-    async def main():
-        other = await in_a_task(lock("other", shared=True))
-        for number in range(60):
-            tasks = [asyncio.create_task(visit("other")) for _ in range(3)]
-            await asyncio.sleep(number * 0.0001)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        other.assert_held()
-        await other.release()
-        await until(lambda: _is(arows, (0, 0)), "something was left")
-
-    asyncio.run(main())
-
-
 def test_coroutines_get_a_lock_in_the_order_of_their_arrival():
     served = []
 
