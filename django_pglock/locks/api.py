@@ -65,7 +65,7 @@ def lock(*parts: Any, on_busy: OnBusy = "raise", **options: Unpack[LockOptions])
     - ``on_busy``: what a decorated call does when the lock is busy: ``"raise"``, ``"skip"`` (return None) or a callable
       that gets the exception and the call's arguments and whose result is returned. A block cannot be skipped, so
       ``with`` and ``acquire()`` refuse it; use ``try_lock`` there.
-    - ``reentrant``: False refuses a lock that this thread or coroutine holds already.
+    - ``reentrant``: False refuses a lock that this thread or coroutine holds already. In a thread, the server is asked.
     - ``stale_ok``: take a transaction lock also at REPEATABLE READ and above, where the snapshot is older than the
       lock.
     - ``max_hold``: seconds or a timedelta for which the holder may leave its database session idle. A holder that

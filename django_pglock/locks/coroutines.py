@@ -109,28 +109,29 @@ class LockSession:
         """Send a SELECT of one value soon, and return the future of its value. A cancel does not concern others."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._asked.append((names, statement, answer))
-        if self._speaking is None or self._speaking.done():
+        if self._speaking is None:
             self._speaking = asyncio.ensure_future(self._speak())
         return answer
 
     async def _speak(self) -> None:
         while self._asked:
             asked, self._asked = self._asked[:MOST_QUESTIONS], self._asked[MOST_QUESTIONS:]
-            answers = [answer for _, _, answer in asked]
-            names = "".join([name for name, _, _ in asked if name][:4])
+            names = "".join([name for name, _, _ in asked if name][: sql.MOST_NAMES])
             try:
                 # The columns are computed from left to right: a lock is freed before the next coroutine asks for it.
                 row = await self.session.send(f"{names}SELECT {', '.join([f'({each})' for _, each, _ in asked])}")
+                for (_, _, answer), value in zip(asked, row or (), strict=True):
+                    answer.set_result(value)
             except BaseException as error:
                 # It is not known what the session holds. After the end of the session nothing is held.
                 self.session.end()
-                _fail([*answers, *[answer for _, _, answer in self._asked]], error)
+                _fail([answer for _, _, answer in (*asked, *self._asked) if not answer.done()], error)
                 self._asked.clear()
                 if not isinstance(error, Exception):
+                    self._speaking = None
                     raise
-            else:
-                for answer, value in zip(answers, row or (), strict=True):
-                    answer.set_result(value)
+        # A task refers to its loop. So the loop could not be collected while the task is stored here.
+        self._speaking = None
 
 
 def _fail(answers: list[asyncio.Future[Any]], error: BaseException) -> None:

@@ -109,7 +109,8 @@ class BaseHandle:
         """Call ``free`` if this handle is dropped before ``_stop_watch``. ``free`` must not refer to the handle."""
         noun = "" if is_silent else self._noun
         watch = ref(self, partial(_free_dropped, os.getpid(), noun, self.request, self._record, free))
-        self._stop_watch()
+        if self._watch is not None:
+            self._stop_watch()
         self._watch = watch
         _watches[id(watch)] = watch
 
@@ -394,8 +395,9 @@ class Handle(BaseHandle):
         self._add_record(connection, locks, request)
         began = time.monotonic()
         try:
-            inside, in_test = in_transaction(connection), connection.in_atomic_block
-            steps = sql.acquire(request, self.scope, inside=inside or in_test, in_test=in_test)
+            in_test = connection.in_atomic_block
+            inside = in_test or (request.queue is not None and in_transaction(connection))
+            steps = sql.acquire(request, self.scope, inside=inside, in_test=in_test)
             row = sql.run_steps(steps, partial(_send, connection, self._record))
         except (Busy, StaleSnapshot) as failed:
             self._raw = None

@@ -12,6 +12,7 @@ from psycopg.errors import DeadlockDetected
 from django_pglock import LockError, LockLost, LockNotAvailable, lock, lock_all, semaphore
 from django_pglock.locks.coroutines import MOST_IDLE
 from django_pglock.models import AdvisoryLock
+from django_pglock.postgres.async_sessions import AsyncSession
 from tests.concurrency.locks.sessions import (
     _closing,
     _is,
@@ -212,3 +213,26 @@ def test_the_session_ends_with_the_loop():
     while lock_sessions() or rows() != (0, 0):
         assert time.monotonic() < deadline, "the loop ended, its sessions did not"
         time.sleep(0.01)
+
+
+def test_an_answer_that_cannot_be_read_ends_the_session_and_reaches_each_coroutine(monkeypatch):
+    """Otherwise they would never return. Code that watches statements may read the row of the answer."""
+
+    async def send(self, statements):
+        row = await sent(self, statements)
+        return None if "pg_try" in statements else row
+
+    async def main():
+        async with lock("before") as before:
+            monkeypatch.setattr(AsyncSession, "send", send)
+            ends = await asyncio.gather(*[in_a_task(lock("a", number)) for number in range(3)], return_exceptions=True)
+            assert [type(end) for end in ends] == [ValueError] * 3
+            monkeypatch.undo()
+            with pytest.raises(LockLost):
+                before.assert_held()
+            async with lock("after"):
+                await until(lambda: _is(arows, (1, 0)), "the session is kept")
+
+    sent = AsyncSession.send
+    with pytest.raises(LockLost):
+        asyncio.run(main())

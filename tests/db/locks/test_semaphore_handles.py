@@ -67,6 +67,16 @@ def test_one_holder_never_has_a_slot_twice():
             pass
 
 
+def test_a_transaction_may_get_the_same_slot_again(somebody):
+    with transaction.atomic():
+        keys = {semaphore("s", limit=2, timeout=timeout).acquire().key for timeout in (0, 5, None)}
+        assert advisory_rows() == 1
+        with semaphore("s", limit=2, scope="transaction") as slot:
+            keys.add(slot.key)
+        assert len(keys) == 1
+    assert all(somebody.can_have(f"s#{number}") for number in (1, 2))
+
+
 @pytest.mark.parametrize("limit", [0, -1, True, 1.5, 1001])
 def test_an_invalid_limit_of_a_semaphore_is_refused(limit):
     with pytest.raises(ValueError, match="limit"):
