@@ -129,13 +129,15 @@ class Claimer:
         """Claim from one queue after the other. What was claimed begins soon, however many queues are ready."""
         claims: list[Claim] = []
         emptied: set[str] = set()
-        until = self._clock() + LONGEST_CLAIM
-        for queue in self.queues.poll_order(ready, whose=ASYNC if kind == ASYNC else SYNC):
+        until, cursors = self._clock() + LONGEST_CLAIM, self._cursors[kind]
+        queues = self.queues.poll_order(ready, whose=ASYNC if kind == ASYNC else SYNC)
+        cursors.drop_others(queues)
+        for queue in queues:
             if len(claims) == limit or (claims and self._clock() > until):
                 self.has_more = True
                 break
             wanted = limit - len(claims)
-            found = self._cursors[kind].of(queue).claim(wanted)
+            found = cursors.of(queue).claim(wanted)
             claims += found
             if len(found) < wanted:
                 emptied.add(queue)
@@ -180,10 +182,13 @@ class QueueCursors:
     def of(self, queue: str) -> QueueCursor:
         """Return the cursor of one queue."""
         if queue not in self.queues:
-            if len(self.queues) >= FEW_QUEUES:
-                self.queues.clear()
             self.queues[queue] = QueueCursor(self, queue)
         return self.queues[queue]
+
+    def drop_others(self, queues: Sequence[str]) -> None:
+        """Drop the cursors of other queues, if there are many more other queues than ``queues``."""
+        if len(self.queues) > 2 * len(queues) + FEW_QUEUES:
+            self.queues = {queue: self.queues[queue] for queue in queues if queue in self.queues}
 
 
 class QueueCursor:

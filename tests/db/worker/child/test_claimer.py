@@ -91,6 +91,16 @@ def test_cached_names_of_ready_queues_delay_no_task(monkeypatch):
     assert [claim.queue for claim in claimer.claim(ALL, 2)] == ["a"], "there was less than was asked for: forgotten"
 
 
+def test_turns_of_keys_continue_however_many_queues_are_ready(monkeypatch):
+    monkeypatch.setattr("django_pglock.worker.child.claimer.FEW_QUEUES", 1)
+    for queue in "abcd":
+        enqueue_many(keyed.serve.using(queue_name=queue), [{"tenant": tenant} for tenant in "xxyy"])
+    claimer = make_feeder().claimer
+    claims = [claim for _ in range(8) for claim in claimer.claim(ALL, 1)]
+    turns = {(claim.queue, tenant) for claim, tenant in zip(claims, tenants(claims), strict=True)}
+    assert len(turns) == 8, "each queue has served both tenants"
+
+
 def test_many_queues_share_one_prepared_claim_statement(in_threads):
     """Prepared statements use memory of the server while the worker lives, and cursors memory of the worker."""
     tenants = [f"tenant {number}" for number in range(FEW_QUEUES + 20)]
