@@ -101,20 +101,21 @@ def test_waiting_claims_are_given_back_while_longer_tasks_end_one_by_one(worker,
     assert sum(given_back) > 10
 
 
-def enqueue_silently(queue):
-    """Make a ready task without a notification."""
-    return Task.objects.create(queue=queue, backend="default", task_path=tasks.nothing.module_path)
-
-
-@pytest.mark.parametrize("kind", [ALL, SYNC])
-def test_a_notification_of_one_queue_hides_no_task_of_another(kind):
-    """The worker was not notified of tasks that were ready before it asked for notifications."""
+@pytest.mark.parametrize("case", ["one kind", "just asked", "missed"])
+def test_a_notification_of_one_queue_hides_no_task_of_another(case):
+    """No notification comes for a task that was ready before this worker asked, or while nobody listened for it."""
     feeder = make_feeder(names=["a", "b"])
     feeder._ask()
-    enqueue_silently("a")
+    if case != "just asked":
+        # Now other processes have read that this worker sleeps.
+        feeder.asked_at -= 1.0
+    feeder._claim(SYNC if case == "one kind" else ALL, 2)
+    Task.objects.create(queue="a", backend="default", task_path=tasks.nothing.module_path)
     feeder.note_ready("b")
+    if case == "missed":
+        feeder.in_flight.notify_feeder()
     feeder._hear()
-    assert [claim.queue for claim in feeder._claim(kind, 2)] == ["a"]
+    assert [claim.queue for claim in feeder._claim(ALL, 2)] == ["a"]
 
 
 @pytest.mark.parametrize("is_first_async", [False, True])
