@@ -48,9 +48,8 @@ MOST_ASYNC = 100
 #: The number of outcomes that may wait for the database: two batches of the settler. While more outcomes wait, the
 #: process claims nothing.
 MOST_UNSETTLED = 3000
-#: Seconds, at most, for which a thread pauses after it had to give back a task. The pauses begin with one second, and
-#: double with this number of claims, which several threads give back at about the same time.
-LONGEST_UNABLE_PAUSE, UNABLE_AT_ONCE = 8.0, 8
+#: Seconds, at most, for which a thread pauses after it had to give back a task.
+LONGEST_UNABLE_PAUSE = 8.0
 
 #: Claims that wait for a thread. A thread that takes None from it must end.
 Inbox: TypeAlias = "SimpleQueue[Claim | None]"
@@ -240,8 +239,8 @@ class InFlight:
         #: too.
         self.claimed = 0
         self._counting = threading.Lock()
-        #: How many claims in a row could not begin in this process, and when the first of them ended.
-        self._unable, self._unable_since = 0, math.inf
+        #: For how many seconds no claim could begin in this process, although it tried; and since when.
+        self.unable_for, self._unable_since = 0.0, math.inf
         #: When claims last came or went, or the answer to a claim was lost, by time.monotonic(). For some time after
         #: it, rows may belong to this worker without a claim here.
         self.changed_at = -math.inf
@@ -263,24 +262,20 @@ class InFlight:
         """How many tasks run now. Approximate, too."""
         return max(0, len(self.claims) - self.waiting - self.unsettled)
 
-    @property
-    def unable_for(self) -> float:
-        """For how many seconds the process has begun no task although it tried."""
-        return max(0.0, time.monotonic() - self._unable_since) if self._unable > 1 else 0.0
-
     def note_unable(self) -> float:
         """Note that a claim could not begin in this process. Return for how many seconds its thread should pause.
 
         The tasks themselves are not delayed, because another process may be able to run them.
         """
-        self._unable += 1
-        self._unable_since = min(self._unable_since, time.monotonic())
-        return float(min(LONGEST_UNABLE_PAUSE, 2 ** (self._unable // UNABLE_AT_ONCE)))
+        now = time.monotonic()
+        self._unable_since = min(self._unable_since, now)
+        self.unable_for = now - self._unable_since
+        return min(LONGEST_UNABLE_PAUSE, max(1.0, self.unable_for))
 
     def note_able(self) -> None:
         """Note that a claim has begun in this process."""
-        if self._unable:
-            self._unable, self._unable_since = 0, math.inf
+        if self._unable_since < math.inf:
+            self.unable_for, self._unable_since = 0.0, math.inf
 
     def may_claim(self) -> bool:
         """Return whether the process may claim tasks now, regardless of free threads."""
