@@ -12,6 +12,7 @@ from django.db.models.functions import Now
 from django_pglock.models import Task, Worker
 from django_pglock.worker.child.child import LEFT_BEHIND
 from django_pglock.worker.child.drain import Drain
+from django_pglock.worker.child.in_flight import InFlight
 from django_pglock.worker.queues import Queues
 from tests.conftest import NEVER, WorkerProcess, database_url
 from tests.sample import running_tasks, tasks
@@ -83,7 +84,7 @@ def test_a_draining_worker_waits_for_a_rescue_only_for_a_limited_time(settings):
     ended = []
     drain = Drain("default", Queues(), uuid4(), end=lambda: ended.append(1))
     began = time.monotonic()
-    while drain.waits_for_rescue():
+    while not drain.is_last_poll(InFlight(1)):
         assert time.monotonic() - began < NEVER
     drain.finish()
     assert ended == [1]
