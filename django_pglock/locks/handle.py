@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from weakref import ref
@@ -445,19 +446,22 @@ class Handle(BaseHandle):
     def _undo(self, error: BaseException) -> None:
         """Free the lock after an error in the middle of an acquire or a release."""
         self.is_open = False
-        record = self._record
-        if self._raw is not None and self._raw is self._connection.connection:
-            self._free_after_error(record, error)
-        elif record is not None and record not in record.locks.pending:
-            record.locks.remove(record)
+        record, raw = self._record, self._raw
+        is_open = raw is not None and raw is self._connection.connection
+        if is_open:
+            self._make_usable(record, error)
+        if record is not None and record.state is not RecordState.ENDED:
+            # The statement that was interrupted may have been executed.
+            record.state = RecordState.REQUESTED
+            (record.locks.free_from_any_thread if is_open else record.locks.remove)(record)
         self._raw = None
         if self._own_transaction is not None:
             self._own_transaction.end(error)
             self._own_transaction = None
         self._stop_watch()
 
-    def _free_after_error(self, record: LockRecord | None, error: BaseException) -> None:
-        """Ensure that no lock stays held, whatever the state of the session is."""
+    def _make_usable(self, record: LockRecord | None, error: BaseException) -> None:
+        """End the session, or make it such that the locks of a record can be freed in it."""
         connection, raw = self._connection, self._raw
         if raw.lock.locked():
             # The exception was raised while psycopg's lock was held, so no code can use the connection any more.
@@ -465,29 +469,18 @@ class Handle(BaseHandle):
                 raw.lock.release()
             else:
                 _close_session(connection)
-        if record is None or record.state is RecordState.ENDED:
+        if record is None or record.state is RecordState.ENDED or raw is not connection.connection:
             return
-        if record.request.max_hold is not None and not isinstance(error, DatabaseFailure):
-            # After an error of the server, the session's limits are restored. After any other error they are not known.
-            _send(connection, record, sql.END_SESSION)
-        if raw is connection.connection:
-            if not _is_usable_again(connection):
-                record.locks.free_from_any_thread(record)
-                return
-            self._free_if_held(record)
-        if record not in record.locks.pending:
-            record.locks.remove(record)
-
-    def _free_if_held(self, record: LockRecord) -> None:
-        """Free the locks that a request may have taken although it failed."""
+        # After an error of the server, the session's limits are restored. After any other error they are not known.
+        is_unknown = record.request.max_hold is not None and not isinstance(error, DatabaseFailure)
         # The server does not report how often the session holds a lock that another record has, too.
-        statement = sql.END_SESSION
-        if record.locks.numbers(without=record).isdisjoint(record.request.numbers):
-            statement = sql.free_if_held_statement(record.request)
-        try:
-            _send(self._connection, record, statement)
-        except BaseException:  # noqa: BLE001 - the first error is raised
-            _send(self._connection, record, sql.END_SESSION)
+        is_unknown |= not record.locks.numbers(without=record).isdisjoint(record.request.numbers)
+        if is_unknown or has_ended(raw):
+            _send(connection, record, sql.END_SESSION)
+        elif transaction_status(connection) == TransactionStatus.INERROR:
+            # The caller's transaction was aborted after our savepoint. If it has none, a rollback will end it.
+            with suppress(PsycopgError):
+                exchange(raw, sql.BACK_TO_SAVEPOINT)
 
     # Hold
 
@@ -647,17 +640,6 @@ class OwnTransaction:
             return True
         is_idle = transaction_status(connection) in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
         return is_idle and not connection.in_atomic_block and connection.autocommit
-
-
-def _is_usable_again(connection: DatabaseWrapper) -> bool:
-    """Roll back to the savepoint before our wait, if the caller's transaction was aborted after it."""
-    if transaction_status(connection) != TransactionStatus.INERROR:
-        return True
-    try:
-        exchange(connection.connection, sql.BACK_TO_SAVEPOINT)
-    except PsycopgError:
-        return False
-    return True
 
 
 def _send(connection: DatabaseWrapper, record: LockRecord | None, statement: str) -> sql.Row | None:

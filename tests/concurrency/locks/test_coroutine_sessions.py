@@ -7,12 +7,12 @@ import time
 
 import pytest
 from django.db import OperationalError
+from django_pglock.postgres.async_sessions import AsyncSession
 from psycopg.errors import DeadlockDetected
 
 from django_pglock import LockError, LockLost, LockNotAvailable, lock, lock_all, semaphore
 from django_pglock.locks.coroutines import MOST_IDLE
 from django_pglock.models import AdvisoryLock
-from django_pglock.postgres.async_sessions import AsyncSession
 from tests.concurrency.locks.sessions import (
     _closing,
     _is,
