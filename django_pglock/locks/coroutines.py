@@ -412,11 +412,12 @@ class AsyncHandle(BaseHandle):
 
         Raises ``LockError`` if this request cannot use that session: the coroutine would wait for itself.
         """
-        session = None
-        for turn in self._sessions.turns_with(self._turn, self.request.numbers):
-            if not self.request.reentrant or turn.needs_session != self._turn.needs_session:
-                raise self._error(LockError, "is already held by this coroutine")
-            session = turn.session
+        turns = self._sessions.turns_with(self._turn, self.request.numbers)
+        is_refused = bool(turns) and not self.request.reentrant
+        is_refused |= len({turn.session for turn in turns}) > 1
+        if is_refused or any(turn.needs_session != self._turn.needs_session for turn in turns):
+            raise self._error(LockError, "is already held by this coroutine")
+        session = turns[0].session if turns else None
         return None if session is self._sessions.shared else session
 
     async def _acquire_slot(self, queue: int) -> None:

@@ -7,12 +7,12 @@ import time
 
 import pytest
 from django.db import OperationalError
-from django_pglock.postgres.async_sessions import AsyncSession
 from psycopg.errors import DeadlockDetected
 
 from django_pglock import LockError, LockLost, LockNotAvailable, lock, lock_all, semaphore
 from django_pglock.locks.coroutines import MOST_IDLE
 from django_pglock.models import AdvisoryLock
+from django_pglock.postgres.sessions import AsyncSession
 from tests.concurrency.locks.sessions import (
     _closing,
     _is,
@@ -92,8 +92,11 @@ def test_modes_slots_and_reentry_in_one_session(somebody):
 @pytest.mark.parametrize("options", [{"scope": "transaction"}, {"max_hold": 60}])
 def test_a_lock_that_cannot_share_a_session_gets_another_session(options):
     async def again():
-        async with lock("again", **options), lock("again", **options):
-            pass
+        nested = lock("again", **options), lock_all("again", "more", **options), lock("other", **options)
+        async with lock("again", **options), nested[0], nested[1], nested[2]:
+            # It would wait for itself: the two are in different sessions.
+            with pytest.raises(LockError, match="already held by this coroutine"):
+                await lock_all("again", "other", **options).aacquire()
 
     async def main():
         async with lock("shared"):
