@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 from django.core.management.base import CommandError
 from django.db import DatabaseError, InterfaceError, OperationalError
@@ -13,26 +12,12 @@ from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError
 
-T = TypeVar("T")
-
 
 class WrongArguments(CommandError):
     """Arguments that the parser accepts and the command does not. The exit code is 2, as for errors of the parser."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, returncode=2)
-
-
-def read_by(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a ``type`` for argparse that shows the message of a ``ValueError``. argparse itself drops the message."""
-
-    def parse(text: str) -> T:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return parse
 
 
 def number(kind: type[float], lowest: float, highest: float) -> Callable[[str], float]:

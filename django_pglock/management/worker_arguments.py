@@ -7,8 +7,8 @@ import argparse
 from django.core.management.base import CommandParser
 from django.utils.translation import gettext as _
 
-from django_pglock.management.arguments import number, read_by
-from django_pglock.worker.options import DEFAULT_HOST, NUMBERS, probe_port
+from django_pglock.management.arguments import number
+from django_pglock.worker.options import DEFAULT_HOST, NUMBERS
 
 
 def add_worker_arguments(parser: CommandParser) -> None:
@@ -110,7 +110,6 @@ def _add_processes(parser: CommandParser) -> None:
 def _add_probes(parser: CommandParser) -> None:
     parser.add_argument(
         "--probe-port",
-        type=read_by(probe_port),
         metavar="PORT",
         help=_(
             "Serve /livez, /readyz and /metrics over HTTP on this port, or at ADDRESS:PORT (default address: %s, "

@@ -36,12 +36,6 @@ def probe_address(given: int | str) -> tuple[str, int]:
     return (found[1] or DEFAULT_HOST).strip("[]"), int(found[2])
 
 
-def probe_port(text: str) -> str:
-    """Return the argument of ``--probe-port``. Raises ``ValueError``."""
-    probe_address(text)
-    return text
-
-
 def database_to_serve(backend: str | None, *, option: str) -> str:
     """Return the database alias of a worker of one backend or, if ``backend`` is None, of all backends in ``TASKS``.
 

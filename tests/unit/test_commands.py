@@ -12,9 +12,8 @@ import pytest
 from django.core.management import load_command_class
 from django.utils.translation import override
 
-from django_pglock.management.arguments import number, read_by
+from django_pglock.management.arguments import number
 from django_pglock.management.terminal import duration_text
-from django_pglock.worker.options import probe_port
 
 
 @pytest.mark.parametrize("kind", [int, float])
@@ -27,13 +26,6 @@ def test_a_text_that_is_no_number_within_the_limits_is_refused_with_the_limits(k
 @pytest.mark.parametrize(("text", "value"), [("1", 1), ("1000000", 10**6)])
 def test_the_limits_of_a_number_are_allowed(text, value):
     assert number(int, 1, 1_000_000)(text) == value
-
-
-def test_the_message_of_a_value_error_is_shown():
-    """argparse itself shows only the name of the function."""
-    with pytest.raises(argparse.ArgumentTypeError, match="'x' is not a port from 0 to 65535"):
-        read_by(probe_port)("x")
-    assert read_by(probe_port)("8187") == "8187"
 
 
 # What the commands print if the terminal has a poor encoding.
