@@ -7,7 +7,7 @@ from django.contrib import admin
 from django.contrib.auth.models import User
 from django.test import RequestFactory
 
-from django_pglock.admin.overview_attention import Facts
+from django_pglock.admin.overview import Facts
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_pglock.admin import overview_attention
+from django_pglock.admin import overview
 from django_pglock.store.liveness import beat
 from django_pglock.store.numbers import count_depths
 from tests.plans.reading import analyze, executed, insert, nodes, pages_read, reads, rows_read
@@ -24,8 +24,8 @@ MOST = 200
 @pytest.fixture
 def incident(new_table, admin_client, monkeypatch):
     """A long history, and thousands of tasks in each status that the page reads."""
-    monkeypatch.setattr(overview_attention, "MOST_RUNNING", MOST)
-    monkeypatch.setattr("django_pglock.admin.overview_attention.MOST_COUNTED", MOST)
+    monkeypatch.setattr(overview, "MOST_RUNNING", MOST)
+    monkeypatch.setattr("django_pglock.admin.overview.MOST_COUNTED", MOST)
     worker = uuid4()
     about = {"hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
     beat("default", worker, name="w", task_paths=[], **about)
