@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -92,18 +92,6 @@ class QueueCounts:
         return cls(queue, counts, oldest_ready, paused_at, at_least)
 
 
-def ready_counts(
-    using: str, queues: Collection[str] | None = None, *, most: int = MOST_COUNTED
-) -> dict[str, tuple[int, float | None]]:
-    """Return how many tasks of these queues (None: of all) are ready, and the age of the oldest in seconds, by queue.
-
-    Queues without ready tasks are left out. At most ``most`` tasks of a queue are counted.
-    """
-    names = ready_queues(using) if queues is None else sorted(set(queues))
-    rows = run(using, COUNT_READY, names, OLDEST, most, most)
-    return {queue: (min(count, most), oldest) for queue, count, oldest in rows}
-
-
 def queue_counts(using: str, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
     """Return the counts of each queue that has unfinished or failed tasks, or is paused, in the order of the names.
 
@@ -111,7 +99,8 @@ def queue_counts(using: str, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
     ``most`` tasks of each other status in all queues together, the newest.
     """
     failed = {queue: (count, is_cut) for queue, count, is_cut in run(using, COUNT_FAILED, MOST_FOUND, *[most] * 3)}
-    ready = ready_counts(using, most=most)
+    rows = run(using, COUNT_READY, ready_queues(using), OLDEST, most, most)
+    ready = {queue: (min(count, most), oldest) for queue, count, oldest in rows}
     others, capped = _count_others(using, most)
     paused = paused_queues(using)
     found = []

@@ -189,12 +189,12 @@ WHERE seconds = %s AND task_path = %s AND queue = %s AND started_at >= %s AND st
 # The same for one function in all queues.
 SERIES_OF_FUNCTION = SERIES.replace("queue = %s", "queue <> ''")
 
-# All rows of some periods, for queues or for functions, summed up, the histograms bucket by bucket.
+# All rows of some periods by queue and function, summed up, the histograms bucket by bucket.
 TOTALS = """
 WITH found AS MATERIALIZED (
     SELECT queue, task_path, kind, count, total, buckets FROM {number}
-    WHERE seconds = %s AND started_at >= %s AND started_at < %s AND (task_path <> '') = %s AND queue <> ''
-      AND queue = COALESCE(%s::text, queue) AND task_path = COALESCE(%s::text, task_path) AND kind = ANY (%s)
+    WHERE seconds = %s AND started_at >= %s AND started_at < %s AND task_path <> '' AND queue <> ''
+      AND kind = ANY (%s)
 ), histogram AS (
     SELECT queue, task_path, kind, array_agg(count ORDER BY bucket) AS buckets FROM (
         SELECT queue, task_path, kind, bucket, sum(each.count)::bigint AS count
@@ -349,30 +349,21 @@ def series(
     return [Point(cast("datetime", date_of(started)), counts) for started, counts in points.items()]
 
 
-def totals(
-    using: str,
-    since: datetime,
-    until: datetime,
-    *,
-    by_function: bool = True,
-    queue: str | None = None,
-    task_path: str | None = None,
-) -> list[Total]:
-    """Return the attempts that ended between two moments, by queue and function, or only by queue; most attempts first.
+def totals(using: str, since: datetime, until: datetime) -> list[Total]:
+    """Return the attempts that ended between two moments, by queue and function; most attempts first.
 
-    ``queue`` and ``task_path`` choose one queue or function. Up to three hours are read from the minutes, longer times
-    from the hours. The minutes or hours that contain ``since`` and ``until`` are counted as a whole.
+    Up to three hours are read from the minutes, longer times from the hours. The minutes or hours that contain
+    ``since`` and ``until`` are counted as a whole.
     """
     period = MINUTE if (until - since).total_seconds() <= 3 * HOUR else HOUR
     span = (_date(_floor(since, period)), _date(until.timestamp()))
-    is_by_function = by_function or task_path is not None
-    found = _by_function(run(using, TOTALS, period, *span, is_by_function, queue, task_path, [*ATTEMPT_KINDS]))
+    found = _by_function(run(using, TOTALS, period, *span, [*ATTEMPT_KINDS]))
     return sorted(found, key=lambda total: (-total.counts.attempts, total.queue, total.task_path))
 
 
 def counters(using: str) -> list[Total]:
     """Return all attempts since the tables were made, by queue and function. These numbers only grow."""
-    found = _by_function(run(using, TOTALS, EVER, _date(0), _date(1), True, None, None, [*ATTEMPT_KINDS]))
+    found = _by_function(run(using, TOTALS, EVER, _date(0), _date(1), [*ATTEMPT_KINDS]))
     return sorted(found, key=lambda total: (total.task_path, total.queue))
 
 

@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 
 from django_pglock.models import Task, Worker
 from django_pglock.store import ready
-from django_pglock.store.count import OLDEST, queue_counts, ready_counts
+from django_pglock.store.count import OLDEST, queue_counts
 from django_pglock.store.ready import ready_paths, ready_queues, unknown
 from tests.db.admin.visits import make
 from tests.sample import tasks
@@ -56,8 +56,8 @@ def test_the_oldest_ready_task_is_found_among_those_with_the_lowest_ids():
     assert OLDEST == 3
     for fair_key in (None, "tenant"):
         Task.objects.update(fair_key=fair_key)
-        [(queue, (count, oldest))] = ready_counts("default", ["default", "empty"]).items()
-        assert (queue, count, 500 <= oldest < 900) == ("default", 5, True)
+        [found] = queue_counts("default")
+        assert (found.queue, found.counts["READY"], 500 <= found.oldest_ready < 900) == ("default", 5, True)
 
 
 @pytest.mark.usefixtures("without_indexes")

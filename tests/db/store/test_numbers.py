@@ -88,7 +88,7 @@ def test_attempts_of_rescued_tasks_are_counted_by_the_status_that_they_have_now(
     now = datetime.now(timezone.utc)
     statuses = ["READY", "BLOCKED", "BLOCKED", "FAILED", "FAILED", "FAILED", "FAILED", "CANCELLED"]
     add_rescued("default", [("rescued", "app.send", status) for status in statuses])
-    [found] = totals("default", now - timedelta(minutes=5), now + timedelta(minutes=5), queue="rescued")
+    [found] = totals("default", now - timedelta(minutes=5), now + timedelta(minutes=5))
     assert (found.counts.lost, found.counts.failed, found.counts.cancelled, found.counts.attempts) == (3, 4, 1, 8)
     add_rescued("default", [])
 
@@ -170,13 +170,7 @@ def test_totals_by_function_and_by_queue(span):
     assert (found[1].counts.failed, found[1].counts.run_seconds) == (3, 194.0)
     assert found[1].counts.run_quantile(1) == pytest.approx(64, rel=0.42)
     assert found[1].counts.run_quantile(0.2) == pytest.approx(1, rel=0.42)
-    queues = totals("default", NOON, NOON + span, by_function=False)
-    assert [(each.queue, each.task_path, each.counts.attempts) for each in queues] == [("bulk", "", 9), ("mail", "", 6)]
-    assert [each.task_path for each in totals("default", NOON, NOON + span, queue="mail")] == ["app.send", "app.open"]
-    assert [each.queue for each in totals("default", NOON, NOON + span, task_path="app.send")] == ["bulk", "mail"]
     assert totals("default", NOON + span, NOON + 2 * span) == totals("default", NOON - span, NOON) == []
-    for names in ({"queue": "other"}, {"task_path": "other"}):
-        assert Number.objects.totals(NOON, NOON + span, **names) == []
 
 
 def test_totals_of_up_to_three_hours_are_of_minutes_and_of_more_of_whole_hours():
