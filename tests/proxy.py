@@ -90,10 +90,6 @@ class Proxy:
         for link in self.links:
             link.speaks.clear()
 
-    def hold_new(self) -> None:
-        """Accept new connections and let nothing through, as a pooler that is paused. Open connections continue."""
-        self._is_mute = True
-
     def lead_to(self, host: str, port: int | str = 5432) -> None:
         """Lead to another server from now on; what is open ends. As an address that moves in a failover."""
         self.host, self.server_port = host, int(port or 5432)

@@ -203,7 +203,7 @@ class Queue:
 
 
 class Lock:
-    """As ``threading.Lock`` and ``threading.Condition``, for ``with`` and for notifications."""
+    """As ``threading.Lock``, for ``with``."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule, self._is_taken = schedule, False
@@ -215,9 +215,6 @@ class Lock:
 
     def __exit__(self, *error: object) -> None:
         self._is_taken = False
-
-    def notify_all(self) -> None:
-        pass
 
 
 @contextlib.contextmanager

@@ -69,13 +69,6 @@ def pause():
 
 
 @task(max_attempts=2, backoff=0)
-def ask_twice():
-    select()
-    pause()
-    select()
-
-
-@task(max_attempts=2, backoff=0)
 def ask_in(using):
     select(using=using)
     pause()
@@ -101,24 +94,12 @@ def write():
 
 
 @task
-def sleep_in_server(seconds):
-    select(f"SELECT pg_sleep({seconds})")
-
-
-@task
 def read_slowly(seconds):
     """Read rows that have all come long ago; libpq calls the session active until the last one is taken."""
     connection.ensure_connection()
     with connection.connection.cursor() as cursor:
         for _ in cursor.stream("SELECT generate_series(1, 3)"):
             time.sleep(seconds)
-
-
-@task
-def ask_often(seconds):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        select()
 
 
 @task(atomic=True, takes_context=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import time
 from contextvars import ContextVar
@@ -194,11 +193,6 @@ async def cancel_new_coroutines(number):
             begun.add(each)
             number -= 1
         await asyncio.sleep(0)
-
-
-@task
-def kill_own_worker():
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @task
