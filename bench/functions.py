@@ -1,6 +1,6 @@
 """Count the functions of the package that `with lock("a")` passes, and all Python calls, in a warm process.
 
-.venv/bin/python bench/functions.py [--names]
+/tmp/bench/bin/python bench/functions.py [--names]
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def passed(use) -> tuple[Counter[tuple[str, str]], int]:
         if event == "call":
             calls += 1
             if OURS in frame.f_code.co_filename:
-                ours[frame.f_code.co_filename.partition(OURS)[2], frame.f_code.co_qualname] += 1
+                name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)  # from Python 3.11 on
+                ours[frame.f_code.co_filename.partition(OURS)[2], name] += 1
 
     sys.setprofile(trace)
     try:
@@ -43,7 +44,7 @@ def main() -> None:
     parser.add_argument("--names", action="store_true", help="name each function")
     arguments = parser.parse_args()
     with PrivatePostgres() as postgres:
-        prepare(postgres.folder)
+        prepare(str(postgres.folder))
         from django_pglock import lock
 
         def use() -> None:

@@ -109,7 +109,7 @@ class LockSession:
         """Send a SELECT of one value soon, and return the future of its value. A cancel does not concern others."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._asked.append((names, statement, answer))
-        if self._speaking is None:
+        if self._speaking is None or self._speaking.done():
             self._speaking = asyncio.ensure_future(self._speak())
         return answer
 
