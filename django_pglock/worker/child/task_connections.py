@@ -66,8 +66,11 @@ def _hear_of_crashes(connection: Any, **kwargs: Any) -> None:
 
 def was_ended_by_others(raw: Any, error: BaseException) -> bool:
     """Return whether the server or a pooler says that another session has ended this one, of psycopg."""
-    codes = sqlstates_of(error)
-    return bool(getattr(raw, _CRASHES, ())) or any(code in ENDED_BY_OTHERS or code.startswith("08") for code in codes)
+    codes = list(sqlstates_of(error))
+    if getattr(raw, _CRASHES, ()):
+        return True
+    # A pooler adds an error of its own to the one of the server, which may say that the task has exceeded a limit.
+    return bool(codes) and all(code in ENDED_BY_OTHERS or code.startswith("08") for code in codes)
 
 
 def expect_next_task(session: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 
 from django_pglock import enqueue_many, lock
 from django_pglock.models import Task
@@ -139,3 +139,13 @@ def test_a_connection_that_holds_a_lock_stays_open(in_threads):
         assert own.connection is None
 
     in_threads(hold, 1)
+
+
+@pytest.mark.parametrize(
+    ("codes", "is_others"),
+    [(["08P01"], True), (["08P01", "25P03"], False), (["57P03"], True), (["57P01"], False), ([], False)],
+)
+def test_an_error_of_a_pooler_does_not_hide_that_the_task_has_exceeded_a_limit(codes, is_others, monkeypatch):
+    """Otherwise the task would never count, and run again without end."""
+    monkeypatch.setattr(task_connections, "sqlstates_of", lambda error: iter(codes))
+    assert task_connections.was_ended_by_others(object(), OperationalError()) is is_others
