@@ -20,6 +20,7 @@ from psycopg import Error as PsycopgError
 from psycopg import OperationalError, generators, waiting
 from psycopg.errors import error_from_result
 from psycopg.pq import DiagnosticField, ExecStatus, PipelineStatus, TransactionStatus
+from psycopg.waiting import Ready, Wait
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -125,7 +126,37 @@ async def exchange_async(raw: Connection[Any], statements: str) -> Row | None:
 
 
 async def _wait_async(raw: Connection[Any], answer: PQGen[T]) -> T:
-    return await waiting.wait_async(answer, raw.pgconn.socket, interval=CANCEL_WITHIN)
+    """Run a generator of psycopg, without ``asyncio.wait_for()``.
+
+    psycopg 3.2 uses it in its own function, and before Python 3.12 it may lose a cancel.
+    """
+    try:
+        wanted = next(answer)
+        while True:
+            wanted = answer.send(await _ready(raw.pgconn.socket, wanted))
+    except StopIteration as ended:
+        result: T = ended.value
+        return result
+
+
+async def _ready(number: int, wanted: Wait) -> Ready:
+    """Wait until a socket is readable or writable, as wanted."""
+    loop = asyncio.get_running_loop()
+    is_ready: asyncio.Future[Ready] = loop.create_future()
+
+    def note(ready: Ready) -> None:
+        if not is_ready.done():
+            is_ready.set_result(ready)
+
+    if wanted & Wait.R:
+        loop.add_reader(number, note, Ready.R)
+    if wanted & Wait.W:
+        loop.add_writer(number, note, Ready.W)
+    try:
+        return await is_ready
+    finally:
+        loop.remove_reader(number)
+        loop.remove_writer(number)
 
 
 async def _cancelled(cancelling: asyncio.Future[None]) -> None:
@@ -152,7 +183,7 @@ async def receive_async(raw: Connection[Any]) -> None:
 
 
 def _arrival(pgconn: PGconn) -> PQGen[None]:
-    yield waiting.Wait.R
+    yield Wait.R
     receive(pgconn)
 
 
