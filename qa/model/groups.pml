@@ -119,7 +119,7 @@ inline claim(me, task) {
     check()
 }
 
-/* store/claim.py: CLAIM_GROUP `BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')`; worker/child/executor.py: with_others `in_flight.claiming_groups[first.claim]` */
+/* store/claim.py: CLAIM_GROUP `BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')`; worker/child/executor.py: include_others `in_flight.claiming_groups[first.claim]` */
 inline look(me) {
     does[me] == HAS_FIRST;
     for (EACH) { found[me].is_in[each] = (status[each] == BLOCKED) }
@@ -147,7 +147,7 @@ inline take_along(me) {
     check()
 }
 
-/* worker/child/executor.py: with_others `in_flight.add(claims)` */
+/* worker/child/executor.py: include_others `in_flight.add(claims)` */
 inline hear_of_others(me) {
     does[me] == TAKEN;
     for (EACH) {
@@ -158,7 +158,7 @@ inline hear_of_others(me) {
     does[me] = CALLS
 }
 
-/* environment: the answer is lost; worker/child/executor.py: with_others `only the first claim has to be given back` */
+/* environment: the answer is lost; worker/child/executor.py: include_others `in_flight.changed_at = time.monotonic()` */
 inline lose_answer(me) {
     does[me] == TAKEN && faults < FAULTS;
     faults++;
@@ -167,7 +167,7 @@ inline lose_answer(me) {
     clear(me)
 }
 
-/* store/settle.py: SETTLE_SUCCESSES `AND task.attempts = (SELECT attempts FROM ended)`, SETTLE_SUCCESSES `AND task.status || '' = 'RUNNING'`; worker/child/executor.py: outcomes */
+/* store/settle.py: SETTLE_SUCCESSES `AND task.attempts = (SELECT attempts FROM ended)`, SETTLE_SUCCESSES `AND task.status || '' = 'RUNNING'`; worker/child/run.py: _run_atomic `for each in attempt.claims` */
 inline finish(me) {
     does[me] == CALLS;
     for (EACH) {
@@ -183,7 +183,7 @@ inline finish(me) {
     clear(me)
 }
 
-/* store/settle.py: SETTLE_OTHERS `THEN 'BLOCKED'`; store/outcome.py: GivenBack; worker/child/executor.py: ended `shared = GivenBack()` */
+/* store/settle.py: SETTLE_OTHERS `THEN 'BLOCKED'`; store/outcome.py: GivenBack; worker/child/attempt.py: _ended_with `outcome = GivenBack()` */
 inline release(me) {
     does[me] == CALLS && faults < FAULTS;
     faults++;
@@ -193,7 +193,7 @@ inline release(me) {
     clear(me)
 }
 
-/* worker/child/executor.py: _outcome_of `return other.failure(self._error)`: some may be retried and others not; store/outcome.py: Retried */
+/* worker/child/attempt.py: _ended_with `outcome = other.failure(self.error)`: some may be retried and others not; store/outcome.py: Retried */
 inline fail(me) {
     does[me] == CALLS && faults < FAULTS;
     faults++;
@@ -209,7 +209,7 @@ inline fail(me) {
     clear(me)
 }
 
-/* store/ready.py: promote `admit_on_commit(using` */
+/* store/release.py: promote `admit_on_commit(using` */
 inline promote(task) {
     status[task] == SCHEDULED;
     status[task] = BLOCKED

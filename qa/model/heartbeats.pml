@@ -75,7 +75,7 @@ bool frozen_condemned = false;
 #define is_alive(by, me) (row[me] && (age[me] < MISSED || !can_witness(by, MISSED) || (session[me] && !NO_SESSION && (age[me] < LIMIT || NO_LIMIT || !can_witness(by, LIMIT))) || works(me)))
 
 /* store/liveness.py: BEAT `DELETE FROM {{worker}} WHERE id IN (SELECT id FROM gone)`, LOCK_PARENT;
-   worker/parent/heartbeat.py: _note_success `if not self._has_beaten or` */
+   worker/parent/heartbeat.py: _note_success `if self._unbroken_since == math.inf or` */
 inline beat(me) {
     reaches(me) && !has_beaten[me];
     if
@@ -148,7 +148,7 @@ inline beat_late(me) {
     age[me] = 0
 }
 
-/* worker/parent/children.py: _replace_after_end `self._start_later`. The next child has another row. */
+/* worker/parent/crew.py: _replace_after_end `self._start_later`. The next child has another row. */
 inline replace_child(me) {
     child[me] == GONE && reaches(me) && !row[me] && !owns[me];
     has_begun[me] = false;

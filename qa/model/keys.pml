@@ -170,7 +170,7 @@ inline retry(task) {
     sync()
 }
 
-/* store/ready.py: promote `admit_on_commit(using` */
+/* store/release.py: promote `admit_on_commit(using` */
 inline promote(task) {
     status[task] == SCHEDULED;
     status[task] = BLOCKED;

@@ -79,14 +79,14 @@ inline check() {
     must_not(two_hold, believes(0) && believes(1))
 }
 
-/* locks/leases/holder.py: _try `began = boottime()` */
+/* locks/leases.py: _try `began = boottime()` */
 inline ask(me) {
     does[me] == IDLE;
     next_deadline[me] = TTL;
     does[me] = ACQUIRING
 }
 
-/* locks/leases/statements.py: ACQUIRE `WHERE l.expires_at <= GREATEST(`, ACQUIRE `token = l.token + 1` */
+/* locks/lease_thread.py: ACQUIRE `WHERE l.expires_at <= GREATEST(`, ACQUIRE `token = l.token + 1` */
 inline acquire(me) {
     does[me] == ACQUIRING && token < TOKENS;
     if
@@ -102,7 +102,7 @@ inline acquire(me) {
     fi
 }
 
-/* locks/leases/holder.py: _set_deadline `self._deadline = began + self.ttl` */
+/* locks/leases.py: _set_deadline `self._deadline = began + self.ttl` */
 inline hear_of_grant(me) {
     does[me] == GRANTED;
     deadline[me] = (DEADLINE_FROM_ANSWER -> TTL : next_deadline[me]);
@@ -111,34 +111,34 @@ inline hear_of_grant(me) {
     check()
 }
 
-/* locks/leases/holder.py: _wait */
+/* locks/leases.py: _wait */
 inline hear_of_refusal(me) {
     does[me] == TOO_LATE;
     does[me] = IDLE
 }
 
-/* environment: the answer of an acquire is lost, and the acquire is executed or not; locks/leases/holder.py: _try `await self._undo()` */
+/* environment: the answer of an acquire is lost, and the acquire is executed or not; locks/leases.py: _try `await self._undo()` */
 inline lose_answer(me) {
     does[me] == GRANTED && faults < FAULTS;
     faults++;
     does[me] = (NO_UNDO -> IDLE : UNDOING)
 }
 
-/* locks/leases/statements.py: UNDO `WHERE holder = %(holder)s` */
+/* locks/lease_thread.py: UNDO `WHERE holder = %(holder)s` */
 inline undo(me) {
     does[me] == UNDOING;
     left = (holder == me && my_token[me] == token -> 0 : left);
     does[me] = IDLE
 }
 
-/* locks/leases/holder.py: _renew_once `began = boottime()` */
+/* locks/leases.py: _renew `began = boottime()` */
 inline ask_to_renew(me) {
     does[me] == HOLDS && has_ttl && !is_lost[me];
     next_deadline[me] = TTL;
     does[me] = RENEWING
 }
 
-/* locks/leases/statements.py: RENEW `AND expires_at > clock_timestamp()`, OURS `holder = %(holder)s AND token = %(token)s` */
+/* locks/lease_thread.py: RENEW `AND expires_at > clock_timestamp()`, OURS `holder = %(holder)s AND token = %(token)s` */
 inline renew(me) {
     does[me] == RENEWING;
     if
@@ -149,7 +149,7 @@ inline renew(me) {
     fi
 }
 
-/* locks/leases/holder.py: _note_renewal `self._set_deadline(began)` */
+/* locks/leases.py: _renew `self._set_deadline(began)` */
 inline hear_of_renewal(me) {
     does[me] == EXTENDED;
     deadline[me] = (DEADLINE_FROM_ANSWER -> TTL : next_deadline[me]);
@@ -157,21 +157,21 @@ inline hear_of_renewal(me) {
     check()
 }
 
-/* locks/leases/holder.py: _note_renewal `self._lose(REVOKED)` */
+/* locks/leases.py: _renew `self._lose(REVOKED)` */
 inline hear_of_loss(me) {
     does[me] == REVOKED;
     is_lost[me] = true;
     does[me] = HOLDS
 }
 
-/* environment: the answer of a renewal is lost; locks/leases/holder.py: _renew_once */
+/* environment: the answer of a renewal is lost; locks/leases.py: _keep_renewing */
 inline lose_answer_of_renewal(me) {
     (does[me] == EXTENDED || does[me] == REVOKED) && faults < FAULTS;
     faults++;
     does[me] = HOLDS
 }
 
-/* locks/leases/statements.py: RELEASE `expires_at = greatest(t, least(t, acquired_at) +`, OURS `released_at IS NULL` */
+/* locks/lease_thread.py: RELEASE `expires_at = greatest(t, least(t, acquired_at) +`, OURS `released_at IS NULL` */
 inline release(me) {
     does[me] == HOLDS && !is_writing[me];
     if
@@ -182,13 +182,13 @@ inline release(me) {
     does[me] = IDLE
 }
 
-/* locks/leases/holder.py: is_lost `boottime() >= self._deadline` */
+/* locks/leases.py: is_lost `boottime() >= self._deadline` */
 inline look_at_clock(me) {
     does[me] == HOLDS && believes(me) && !is_writing[me];
     is_writing[me] = true
 }
 
-/* environment: the service accepts no token that is smaller than the largest one it has seen; locks/leases/handle.py: token */
+/* environment: the service accepts no token that is smaller than the largest one it has seen; locks/leases.py: token */
 inline write(me) {
     does[me] == HOLDS && is_writing[me];
     is_writing[me] = false;

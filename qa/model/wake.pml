@@ -174,7 +174,7 @@ inline wake_up(me) {
     does[me] = LOOKS
 }
 
-/* worker/parent/crew.py: _on_wake; worker/child/feeder.py: note_ready */
+/* worker/parent/crew.py: wake; worker/child/feeder.py: note_ready */
 inline hear(me) {
     note[me];
     note[me] = false;
@@ -190,7 +190,7 @@ inline lose_listener(me) {
     note[me] = false
 }
 
-/* worker/parent/heartbeat.py: _begin `self.on_missed()`; worker/child/child.py: _obey `self.in_flight.notify_feeder()` */
+/* worker/parent/heartbeat.py: connected `self.workers.tell(poll=True)`; worker/child/child.py: _obey `self.in_flight.notify_feeder()` */
 inline listen_again(me) {
     !listens[me];
     listens[me] = true;
