@@ -26,6 +26,7 @@ import django_pglock
 from django_pglock import Lease, LockError, lock, lock_all, semaphore, try_lock
 from django_pglock.models import Lease as LeaseRow
 from django_pglock.postgres.connections import in_transaction
+from tests.concurrency.locks.test_handle import locks_held
 from tests.concurrency.locks.test_pools import pooled as pooled  # a fixture
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -284,3 +285,21 @@ def test_a_session_of_a_pool_goes_back_without_a_lock(pooled, somebody):
             assert _free_soon(somebody, name), f"interrupted at boundary {number}: {name} is held in the pool"
 
     interrupt_everywhere(use, check, step=29)
+
+
+def test_the_check_for_interrupts_finds_a_lock_that_stays_held(somebody):
+    """A lock that is taken by hand, and whose release is interrupted, is found."""
+
+    def use():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_lock(1)")
+        with lock("a"):
+            pass
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_unlock(1)")
+
+    with pytest.raises(AssertionError, match="interrupted at boundary"):
+        interrupt_everywhere(use, nothing_is_left(somebody))
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_unlock_all()")
+    assert locks_held() == 0

@@ -494,7 +494,7 @@ async def sleep_async(seconds):
     return "slept"
 
 
-@task
+@task(timeout=0.2)
 def stop_in_debugger(number):
     breakpoint()  # noqa: T100 - a person debugs it
     return 2 * number

@@ -45,6 +45,8 @@ logger = get_logger(WORKER)
 
 #: Seconds between two attempts to stop a function whose time is over and that still runs.
 BETWEEN_STOPS = 1.0
+#: The modules that debuggers of Python run in: pdb, ipdb and pudb in bdb, and those of editors in pydevd.
+DEBUGGERS = ("bdb", "pydevd")
 #: Seconds after the timeout after which the connection of a statement that still runs is closed. The connection may be
 #: half open.
 CANCEL_GRACE_PERIOD = 10.0
@@ -55,7 +57,8 @@ class Watchdog:
 
     ``send`` tells the parent of attempts that have a deadline, because code in C may keep all threads of this process
     from running. ``changed`` is called when the next check may be due earlier, and ``long_overdue`` once for each
-    attempt that still runs ``grace_period`` seconds after its deadline.
+    attempt that still runs ``grace_period`` seconds after its deadline. An attempt whose deadline is over while a person
+    debugs the process has no deadline any more.
     """
 
     def __init__(
@@ -101,7 +104,12 @@ class Watchdog:
         self._sleeps_until = math.inf
         now = time.monotonic()
         for runner, attempt in self.running():
-            if attempt.check_at <= now:
+            if attempt.check_at > now:
+                continue
+            if is_debugged():
+                attempt.deadline = attempt.check_at = math.inf
+                self.forget(attempt)
+            else:
                 attempt.check_at = now + BETWEEN_STOPS
                 if now - attempt.deadline > self.grace_period and not attempt.is_long_overdue:
                     attempt.is_long_overdue = True
@@ -286,6 +294,13 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def is_debugged() -> bool:
+    """Return whether a person has stopped a thread of this process in a debugger."""
+    with stacks() as innermost:
+        frames = (frame for each in innermost.values() for frame, _ in walk_stack(each))
+        return any(str(frame.f_globals.get("__name__", "")).startswith(DEBUGGERS) for frame in frames)
 
 
 # The stack of a running task, as text: files, lines, functions and source lines, but no values of variables.

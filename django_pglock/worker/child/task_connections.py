@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import connections
 from django.db.backends.signals import connection_created
+from psycopg import Error as PsycopgError
 from psycopg.errors import CannotConnectNow, CrashShutdown
 from psycopg.pq import TransactionStatus
 
@@ -36,12 +38,15 @@ ENDED_BY_OTHERS = (CrashShutdown.sqlstate, CannotConnectNow.sqlstate)
 _CRASHES = "_django_pglock_crashes"
 #: The attribute of a session that no statement has used since the end of the last task.
 _OF_EARLIER_TASK = "_django_pglock_of_earlier_task"
+#: The attribute of psycopg's connection with the number of its socket, and the connections that have lost theirs.
+_SOCKET = "_django_pglock_socket"
+_without_socket: list[Any] = []
 
 
 def prepare_connections() -> None:
     """Let tasks be stopped at the statements of this thread's connections. Limit and watch the waits for the server."""
     connection_created.connect(install_if_in_task, dispatch_uid="django_pglock.stopping")
-    connection_created.connect(_hear_of_crashes, dispatch_uid="django_pglock.crashes")
+    connection_created.connect(_note_session, dispatch_uid="django_pglock.crashes")
     for alias in connections:
         # If the connection of an alias cannot be made, the error is raised where it is used.
         with contextlib.suppress(Exception):
@@ -53,13 +58,17 @@ def prepare_connections() -> None:
                 connection.close_if_health_check_failed = partial(_close_if_ended, connection)
 
 
-def _hear_of_crashes(connection: Any, **kwargs: Any) -> None:
-    """Note on a new session if the server ends it because another one has crashed, which is told to all others."""
+def _note_session(connection: Any, **kwargs: Any) -> None:
+    """Note on a new session which socket it has, and from now on whether the server ends it because of another one.
+
+    If one session crashes, the server tells all others.
+    """
     raw = connection.connection
     if connection.vendor == "postgresql" and not hasattr(raw, _CRASHES):
         crashes: list[bool] = []
         # The pool of another package may lend an object without attributes and handlers.
         with contextlib.suppress(AttributeError):
+            setattr(raw, _SOCKET, _socket_of(raw))
             setattr(raw, _CRASHES, crashes)
             raw.add_notice_handler(lambda notice: crashes.extend([True] * (notice.sqlstate in ENDED_BY_OTHERS)))
 
@@ -73,6 +82,24 @@ def was_ended_by_others(raw: Any, error: BaseException) -> bool:
     return bool(codes) and all(code in ENDED_BY_OTHERS or code.startswith("08") for code in codes)
 
 
+def _socket_of(raw: Any) -> int | None:
+    with contextlib.suppress(OSError, PsycopgError):
+        return os.fstat(raw.fileno()).st_ino
+    return None
+
+
+def _forget_without_socket(session: Any) -> None:
+    """Forget the connection of a session whose file descriptor a task has closed.
+
+    It is never deleted: libpq would close the descriptor of this number, which may be another's by now.
+    """
+    raw = session.connection
+    noted = getattr(raw, _SOCKET, None)
+    if noted is not None and not raw.closed and noted != _socket_of(raw):
+        _without_socket.append(raw)
+        session.connection = None
+
+
 def expect_next_task(session: Any) -> None:
     """Note that the next statement on this Django connection is the first one of another task."""
     session.__dict__[_OF_EARLIER_TASK] = True
@@ -84,9 +111,10 @@ def _close_if_ended(session: Any) -> None:
     An earlier task may have ended it, or the server, in the moment since the last ``renew_connections``. That is not
     the failure of the next task, which gets another session. Only the socket is read.
     """
-    is_of_earlier_task = session.__dict__.pop(_OF_EARLIER_TASK, False) and not session.in_atomic_block
-    if is_of_earlier_task and session.connection is not None and has_session_ended(session):
-        session.close()
+    if session.__dict__.pop(_OF_EARLIER_TASK, False) and not session.in_atomic_block:
+        _forget_without_socket(session)
+        if session.connection is not None and has_session_ended(session):
+            session.close()
     type(session).close_if_health_check_failed(session)
 
 
@@ -98,6 +126,8 @@ def renew_connections(using: str) -> None:
     """
     connection: Any
     for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            _forget_without_socket(connection)
         if connection.vendor == "postgresql" and has_session_ended(connection):
             connection.close()
         elif connection.alias == using and is_reusable(connection) and is_on_standby(connection):
@@ -148,6 +178,7 @@ def close_idle_connections() -> None:
     """Close the connections of this thread, but not those that hold a session lock."""
     connection: Any
     for connection in connections.all(initialized_only=True):
+        _forget_without_socket(connection)
         if connection.connection is None or connection.vendor != "postgresql" or not holds_locks(connection):
             # An error has no effect, because the next task gets a new connection.
             with contextlib.suppress(Exception):
