@@ -57,8 +57,8 @@ class Watchdog:
 
     ``send`` tells the parent of attempts that have a deadline, because code in C may keep all threads of this process
     from running. ``changed`` is called when the next check may be due earlier, and ``long_overdue`` once for each
-    attempt that still runs ``grace_period`` seconds after its deadline. An attempt whose deadline is over while a person
-    debugs the process has no deadline any more.
+    attempt that still runs ``grace_period`` seconds after its deadline. An attempt whose deadline is over while a
+    person debugs the process has no deadline any more.
     """
 
     def __init__(
