@@ -198,7 +198,7 @@ def test_a_worker_survives_what_a_task_does_to_its_process(worker_process, event
     hostile = function.enqueue(way)
     eventually(lambda: Effect.objects.filter(name=way).exists(), why=process.output)
     if way.startswith(("close_all", "redirect_all")):
-        # It hears nothing more. Functions that run beside this one lose their files, too.
+        # It hears nothing more. Functions that run beside this one lose their files, too, at each of its attempts.
         process.wait_for("has ended unexpectedly")
         eventually(lambda: Task.objects.filter(pk=hostile.id, finished_at__isnull=False).exists(), why=process.output)
     for number in range(6):
