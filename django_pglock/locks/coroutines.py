@@ -190,6 +190,10 @@ class LockSessions:
         """Return those numbers that coroutines have."""
         return frozenset([number for number in numbers if number in self._queues and self._queues[number].holders])
 
+    def are_with_others(self, turn: Turn) -> bool:
+        """Return whether other coroutines have one of the numbers of a turn, in the shared mode."""
+        return any(each.owner is not turn.owner for number in turn.numbers for each in self._queues[number].holders)
+
     async def take(self, turn: Turn, number: int, timeout: float | None) -> None:
         """Wait until no other coroutine has a number. Raises ``Busy`` after ``timeout`` seconds."""
         queue = self._queues.setdefault(number, Queue())
@@ -476,7 +480,10 @@ class AsyncHandle(BaseHandle):
                 return False
         session = await self._sessions.shared_session()
         record = self._new_record(session, request)
-        answer = session.ask(statement(request), sql.comment(request.keys))
+        text = statement(request)
+        if self._sessions.are_with_others(self._turn):
+            text = sql.unless_awaited(request, text)
+        answer = session.ask(text, sql.comment(request.keys))
         try:
             value = await asyncio.shield(answer)
         except BaseException:

@@ -290,6 +290,20 @@ def try_statement(request: Request) -> str:
     return statement
 
 
+def unless_awaited(request: Request, statement: str) -> str:
+    """Return the statement that takes locks of which this session has some, unless another session waits for one.
+
+    PostgreSQL grants a session again what it has, without a look at those that wait. They would never get the lock
+    while coroutines share it one after the other.
+    """
+    return (
+        f"SELECT CASE WHEN EXISTS (SELECT FROM {_keys_in_order(request)} JOIN pg_locks "
+        "ON locktype = 'advisory' AND objsubid = 1 AND NOT granted AND (classid::bigint << 32) | objid::bigint = k "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) "
+        f"THEN false ELSE ({statement}) END"
+    )
+
+
 def _try_all(request: Request) -> str:
     """Return the statement that takes the free locks, and frees them again if some locks are not free.
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection
 from psycopg.errors import DeadlockDetected
 
 from django_pglock import LockError, LockLost, LockNotAvailable, lock, lock_all, semaphore
@@ -24,6 +24,7 @@ from tests.concurrency.locks.sessions import (
     rows,
     until,
 )
+from tests.conftest import NEVER
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -130,6 +131,31 @@ def test_coroutines_get_a_lock_in_the_order_of_their_arrival():
 
     asyncio.run(main())
     assert served == [0, 1, 3, 4]
+
+
+def test_a_shared_lock_waits_behind_another_session_that_wants_it_alone():
+    """PostgreSQL grants their session again what it has. So coroutines that share a lock could keep it without end."""
+
+    async def main():
+        first = await in_a_task(lock("a", shared=True))
+        alone = asyncio.create_task(asyncio.to_thread(take_alone))
+        while (await arows())[1] == 0:
+            await asyncio.sleep(0.01)
+        with pytest.raises(LockNotAvailable):
+            await in_a_task(lock("a", shared=True, timeout=0))
+        with pytest.raises(LockNotAvailable):
+            await in_a_task(lock_all("a", "b", shared=True, timeout=0.05))
+        second = asyncio.create_task(in_a_task(lock("a", shared=True)))
+        await first.release()
+        await alone
+        await (await second).release()
+
+    def take_alone():
+        with lock("a", timeout=NEVER):
+            pass
+        connection.close()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("shared", [False, True])
