@@ -255,9 +255,7 @@ def test_in_session_mode_locks_exclude_and_a_worker_polls(page, alias, worker, e
 
 
 @pytest.mark.parametrize("mode", ["transaction", "session"])
-def test_an_atomic_task_that_ends_its_session_behind_it_ends_failed(
-    transactional_db, worker_process, eventually, mode
-):
+def test_an_atomic_task_that_ends_its_session_behind_it_ends_failed(transactional_db, worker_process, eventually, mode):
     """PgBouncer passes on why the server has ended the session, and adds an error of its own."""
     connection.ensure_connection()
     databases = {"pooled": f"{way_to_server(connection.connection.info)} pool_size=10"}
