@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.loggers import WORKER, get_logger
-from django_pglock.management.arguments import WrongArguments
+from django_pglock.management.arguments import WrongArguments, wrong_arguments
 from django_pglock.management.terminal import TerminalCommand
 from django_pglock.management.worker_arguments import add_worker_arguments
 from django_pglock.management.worker_process import banner, own_command_line, show_log
@@ -50,17 +50,14 @@ class Command(TerminalCommand):
 
     def handle(self, *args: Any, verbosity: int, reload: bool | None, **options: Any) -> None:
         """Check the arguments, and run a parent or, in a new interpreter of one, a child."""
-        processes = options["processes"]
-        try:
-            databases = chosen_databases(options["database"], options["backend"])
+        with wrong_arguments():
             worker = Worker(
-                using=databases,
+                using=options["database"] or database_to_serve(options["backend"], option="--database"),
                 command=own_command_line,
                 reloads=bool(reload or (reload is None and settings.DEBUG and not options["drain"])),
                 **{name: options[name] for name in PASSED_ON},
             )
-        except ConfigurationError as error:
-            raise WrongArguments(str(error)) from None
+        databases, processes = worker.databases, worker.processes
         for database in databases:
             refuse_unknown(worker.queues, database, options["backend"])
         if reload and options["drain"]:
@@ -80,14 +77,6 @@ class Command(TerminalCommand):
             raise CommandError(_("Some tasks did not finish. See the log."), returncode=LEFT_BEHIND)
         if not has_ended_in_order:
             sys.exit(1)
-
-
-def chosen_databases(databases: list[str] | str | None, backend: str | None) -> list[str]:
-    """Return the given databases without duplicates; without any, that of the given backend, or of all backends."""
-    if databases:
-        # call_command() may be given a single alias.
-        return list(dict.fromkeys([databases] if isinstance(databases, str) else databases))
-    return [database_to_serve(backend, option="--database")]
 
 
 def refuse_unknown(queues: Queues, database: str, alias: str | None) -> None:

@@ -201,7 +201,6 @@ class Heartbeat(Service):
 
     def _wait(self, seconds: float) -> None:
         """Wait for a notification, or for another thread."""
-        self.report_alive(seconds)
         self._waker.wait(seconds, self._connection)
 
     def _hear(self, note: Notify) -> None:

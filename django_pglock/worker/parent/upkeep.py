@@ -56,7 +56,7 @@ T = TypeVar("T")
 ROUND_FACTOR = 0.9
 #: A parent on standby, and one to which notifications come, multiplies the time between two rounds by this factor; one
 #: on standby also that between two prunings.
-STANDBY_FACTOR = 25
+STANDBY_FACTOR = 35
 #: One round repeats the query for tasks of dead workers up to this number of times, as long as its limit is reached.
 RESCUES = 5
 #: The number of tasks that one pruning reads. Seconds until the next one if no old task is left, and no old row of
@@ -135,7 +135,6 @@ class Upkeep(Service):
         """Nothing: a pass opens the session when its sleep is over."""
 
     def run_once(self) -> None:
-        self.report_alive(math.inf if self._sleep is None else self._sleep)
         self._wakeup.wait(self._sleep)
         self._wakeup.clear()
         if self.stopping.is_set():
