@@ -80,19 +80,6 @@ def test_a_signal_is_handled_right_after_a_stop(worker_process):
     assert process.wait() == 0
 
 
-def test_the_second_signal_to_a_worker_gives_its_running_task_back(worker_process, eventually):
-    process = worker_process("--threads", "1", "--grace", "600")
-    tasks.note_and_sleep.enqueue("is cut short", running_tasks.FOREVER)
-    eventually(lambda: Effect.objects.exists())
-    process.send(signal.SIGTERM)
-    process.wait_for("Waiting up to")
-    process.send(signal.SIGTERM)
-
-    assert process.wait() == 0
-    task = Task.objects.get()
-    assert (task.status, task.retries, task.rescues) == ("SCHEDULED", 0, 0), "for when the process is gone"
-
-
 @pytest.mark.parametrize("arguments", [(), ("--reload",)])
 def test_a_task_longer_than_the_grace_period_ends_with_the_process(worker_process, eventually, arguments):
     """Another worker runs the task three seconds later. At exit, Python waits for threads that a task has started."""

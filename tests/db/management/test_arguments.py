@@ -88,6 +88,7 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
         def __init__(self, **options):
             built.append(options)
             self.queues = Queues(options["queues"], exclude=options["exclude"])
+            self.databases, self.processes = ["default"], options["processes"]
 
         def run(self):
             return True

@@ -289,12 +289,3 @@ def test_children_with_a_limit_of_tasks_are_replaced_until_all_tasks_have_run(wo
     eventually(lambda: len(running.crew.all) == processes, why="one too many is left")
     assert Effect.objects.count() == 10
     assert not running.crew.have_failed
-
-
-def test_a_child_that_uses_too_much_memory_is_replaced(worker, eventually, caplog):
-    with caplog.at_level("INFO", logger="django_pglock"):
-        worker(max_memory=1)
-        tasks.record.enqueue("one task, at least, before memory is looked at")
-        eventually(lambda: "MiB of memory" in caplog.text)
-        tasks.record.enqueue("another")
-        eventually(lambda: statuses() == {"SUCCESSFUL": 2})
