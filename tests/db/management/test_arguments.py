@@ -117,7 +117,7 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
         "backend": "default",
         "threads": 3,
         "grace": 1.5,
-        "using": ["default"],
+        "using": "default",
         "processes": 2,
         "reloads": False,
         "drain": False,
