@@ -34,7 +34,8 @@ logger = get_logger("django_pglock.locks")
 
 #: The content type of ``problem``.
 PROBLEM_JSON = "application/problem+json"
-#: The content types of the response. A client that accepts any type, such as curl and fetch, gets the first one.
+#: The content types of the response. A client that accepts any type, such as curl and fetch, gets the first one; the
+#: last one if it has sent JSON.
 TYPES = ("text/plain", "text/html", "application/json", PROBLEM_JSON)
 #: The page of a project without its own template. No inline style or script, because a strict CSP forbids them.
 PAGE = (
@@ -47,7 +48,7 @@ def busy_response(
     error: LockNotAvailable, request: HttpRequest, *args: Any, status: int, retry_after: int, **kwargs: Any
 ) -> HttpResponse:
     """Return the response to a busy lock. It does not have the lock's name, which may contain a user's id."""
-    preferred = request.get_preferred_type(TYPES)
+    preferred = request.get_preferred_type(TYPES[::-1] if request.content_type in TYPES[2:] else TYPES)
     response: HttpResponse
     if preferred == "text/html":
         response = HttpResponse(_page(request, status, retry_after), status=status)

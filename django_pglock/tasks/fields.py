@@ -1,8 +1,8 @@
 """The options of ``@task``: one table, which is also the fields of a task.
 
 Each row has the type and the default of an option, what it accepts, and who may give it. The checks, the hints in
-messages and the values that a row of the database carries come from this table. Type checkers cannot read the table:
-``definition.py`` names each option once more, with its type.
+messages and the values that a row of the database carries come from this table. Beside it are the words of other task
+queues, with ours. Type checkers cannot read the table: ``definition.py`` names each option once more, with its type.
 """
 
 from __future__ import annotations
@@ -158,6 +158,15 @@ class TaskFields(Task):  # type: ignore[type-arg]
             if value is not None or not each.may_be_none:
                 object.__setattr__(self, name, each.check(f"{where}: {name}", value))
 
+    if not TYPE_CHECKING:  # or type checkers would allow every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise ``AttributeError``, with our method in place of one of another task queue."""
+            if name in FOREIGN_METHODS:
+                raise AttributeError(f"{self.module_path} has no {name}(); write {FOREIGN_METHODS[name]}.")
+            # Raises again, in Python's words.
+            return object.__getattribute__(self, name)
+
     def can_retry(self, error: BaseException) -> bool:
         """Return whether the task is retried after this exception."""
         return isinstance(error, self.retry_on) and not isinstance(error, self.no_retry_on)
@@ -168,6 +177,54 @@ OPTIONS: dict[str, Option] = {each.name: each.metadata["option"] for each in fie
 OF_FUNCTION = sorted(name for name, each in OPTIONS.items() if each.by is not By.CALL)
 OF_CALL = sorted(name for name, each in OPTIONS.items() if each.by is not By.FUNCTION)
 CARRIED = [name for name, each in OPTIONS.items() if each.is_carried]
+
+
+def _by_word(texts: dict[str, str]) -> dict[str, str]:
+    return {word: text for words, text in texts.items() for word in words.split()}
+
+
+#: The options of other task queues, and what to write here.
+FOREIGN_OPTIONS = _by_word(
+    {
+        "bind context pass_context": "@task(takes_context=True)",
+        "database using": "backend",
+        "queue": "queue_name",
+        "countdown delay eta run_at schedule_at schedule_in wait": "using(run_after=…)",
+        "attempts max_retries max_tries retries retry tries": "max_attempts, which counts the first attempt",
+        "default_retry_delay retry_backoff retry_delay retry_wait": "@task(backoff=…)",
+        "autoretry_for retry_exceptions retry_for": "@task(retry_on=…)",
+        "dont_autoretry_for throws": "@task(no_retry_on=…)",
+        "transaction": "atomic",
+        "job_timeout soft_time_limit time_limit": "timeout",
+        "lock_key ordering_key": "lock",
+        "concurrency_limit max_concurrency": "concurrency",
+        "once queueing_lock singleton unique_key uniqueness": "unique",
+        "rate_limit": "rate",
+        "ignore_result result_expires result_ttl": "keep_result, the seconds for which a finished task is kept",
+        "crontab periodic schedule": "@task(cron=…) or @task(every=…)",
+        "interval": "@task(every=…)",
+        "tz": "@task(timezone=…)",
+        "depends_on": "using(after=…)",
+        "headers": "meta",
+        # No option of ours means the same.
+        "expire expires max_age ttl": "a check of the date into the function, because a waiting task does not expire",
+        "acks_late reject_on_worker_lost": "nothing, because a task whose worker has died always runs again",
+        "link on_success": "using(after=result) for the other task, with the result of this one",
+        "link_error on_failure": "a receiver of the signal task_finished, or handle the error in the function",
+    }
+)
+#: The methods of tasks in other task queues, and what to write here.
+FOREIGN_METHODS = _by_word(
+    {
+        "apply_async enqueue_at enqueue_in schedule send_with_options": "using(…).enqueue(…)",
+        "async_ defer delay queue send submit": "enqueue(…)",
+        "adelay aapply_async defer_async": "aenqueue(…)",
+        "apply call_local fn now run": "call(…)",
+        "configure options set with_options": "using(…)",
+        "delay_on_commit": "enqueue_on_commit(…)",
+        "retry": "raise Retry(…)",
+    }
+)
 
 
 def check_names(where: str, names: Iterable[str], by: By) -> None:
@@ -182,4 +239,6 @@ def _unknown_option(where: str, name: str, known: list[str]) -> str:
         return f"{where}: {name} is an option of a single call. Write task.using({name}=...)."
     if name in OPTIONS:
         return f"{where}: {name} is an option of @task; a single call cannot change it."
+    if meant := FOREIGN_OPTIONS.get(name):
+        return f"{where} has no option {name!r}; write {meant}."
     return unknown_option(where, name, known)

@@ -42,6 +42,15 @@ def test_the_client_gets_what_it_prefers(accept, content_type):
     assert b"secret" not in response.content, "the name may contain a user's id"
 
 
+@pytest.mark.parametrize(
+    ("accept", "content_type"), [("*/*", "application/problem+json"), (BROWSER, "text/html; charset=utf-8")]
+)
+def test_a_client_that_has_sent_json_gets_a_problem_detail_unless_it_prefers_a_page(accept, content_type):
+    request = RequestFactory().post("/", {"a": 1}, content_type="application/json", headers={"Accept": accept})
+    response = busy_response(LockNotAvailable("secret", key=1, timeout=0), request, status=409, retry_after=3)
+    assert response["Content-Type"] == content_type
+
+
 def test_the_problem_detail_says_the_status():
     detail = json.loads(answer_to("application/json", status=503).content)
     assert detail == {"type": "about:blank", "title": "Service Unavailable", "status": 503, "detail": TEXT}

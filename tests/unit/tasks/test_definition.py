@@ -251,6 +251,30 @@ def test_none_does_not_change_an_option():
     assert call.using(priority=None, queue_name=None, timeout=None) == call
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("delay", "tests.sample.tasks.echo has no delay(); write enqueue(…)."),
+        ("apply_async", "tests.sample.tasks.echo has no apply_async(); write using(…).enqueue(…)."),
+        ("retry", "tests.sample.tasks.echo has no retry(); write raise Retry(…)."),
+        ("nonsense", "'PostgresTask' object has no attribute 'nonsense'"),
+    ],
+)
+def test_a_method_of_another_task_queue_is_answered_with_ours(name, said):
+    assert not hasattr(tasks.echo, name)
+    with pytest.raises(AttributeError) as refused:
+        getattr(tasks.echo, name)
+    assert str(refused.value) == said
+    # From these, Python suggests the nearest attribute.
+    assert (refused.value.name, refused.value.obj) == (name, tasks.echo)
+
+
+def test_each_foreign_method_is_answered_with_a_method_that_a_task_has():
+    ours = {text.partition("(")[0] for text in fields.FOREIGN_METHODS.values()} - {"raise Retry"}
+    assert all(hasattr(tasks.echo, name) for name in ours)
+    assert not {*fields.FOREIGN_METHODS} & {*dir(tasks.echo)}
+
+
 def test_a_task_is_compared_by_its_options_and_can_be_a_key():
     call = tasks.echo.using(meta={"trace": "abc"}, timeout=5)
     assert call == tasks.echo.using(meta={"trace": "abc"}, timeout=5)
@@ -290,8 +314,31 @@ def test_type_checkers_know_the_options_of_the_table():
         (By.CALL, "backoff", "backoff is an option of @task; a single call cannot change it."),
         (By.CALL, "backof", "send has no option 'backof'. Its options are after, atomic, backend, concurrency, "),
         (By.CALL, "carried", "send has no option 'carried'. "),
+        (By.BOTH, "max_retries", "no option 'max_retries'; write max_attempts, which counts the first attempt."),
+        (By.FUNCTION, "eta", "send has no option 'eta'; write using(run_after=…)."),
+        (By.CALL, "retry_delay", "send has no option 'retry_delay'; write @task(backoff=…)."),
+        # keep_result would keep a task that nobody wants any more, and delete one that has run.
+        (By.CALL, "expires", "because a waiting task does not expire."),
+        # after= of this task would make it wait for the other one.
+        (By.FUNCTION, "link", "write using(after=result) for the other task, with the result of this one."),
     ],
 )
 def test_an_unknown_option_is_refused_with_one_that_can_be_used(by, name, said):
     with pytest.raises(TaskOptionError, match=re.escape(said)):
         fields.check_names("send", [name], by)
+
+
+def test_decorator_and_using_answer_options_of_another_task_queue_with_ours():
+    with pytest.raises(TaskOptionError, match=r"'queue'; write queue_name\. .*'retries'; write max_attempts, which"):
+        task(retries=3, queue="mail")(tasks.echo.func)
+    with pytest.raises(TaskOptionError, match=r"echo\.using\(\) has no option 'countdown'; write using\(run_after=…\)"):
+        tasks.echo.using(countdown=5)
+
+
+def test_each_foreign_option_is_answered_with_an_option_where_it_can_be_given():
+    assert not {*fields.OPTIONS} & {*fields.FOREIGN_OPTIONS}
+    for text in fields.FOREIGN_OPTIONS.values():
+        for place, name in re.findall(r"(@task|using)\((\w+)=", text):
+            assert name in {"@task": fields.OF_FUNCTION, "using": fields.OF_CALL}[place]
+    names = {text.partition(",")[0] for text in fields.FOREIGN_OPTIONS.values()} - {"nothing"}
+    assert {name for name in names if name.isidentifier()} <= {*fields.OF_FUNCTION} & {*fields.OF_CALL}
