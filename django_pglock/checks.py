@@ -12,11 +12,11 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.checks import Warning as Caution
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 from django.utils.module_loading import autodiscover_modules
 
 from django_pglock.conf import get_settings, key_function, redact_hook
-from django_pglock.errors import ConfigurationError
+from django_pglock.errors import ConfigurationError, model_of
 from django_pglock.postgres.connections import backend_pid
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import Task, task_backends
@@ -222,6 +222,34 @@ def _changed(tasks: Sequence[TaskFields], names: Sequence[str]) -> str:
     found = [f"{path} ({', '.join(options)})" for path, options in changed.items() if options]
     more = [f"and {len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
     return "; ".join(found[:MOST_NAMED] + more)
+
+
+@_check
+def check_tables() -> Problems:
+    """E006: a router does not allow the table of tasks in the database that TASKS names."""
+    for alias, source in sorted(_aliases_of_tasks().items()):
+        if not router.allow_migrate_model(alias, model_of("Task")):
+            yield problem(
+                "E006",
+                f"{source} stores tasks in {alias!r}, but a router of the project does not allow the table of tasks "
+                "there.",
+                f"Let allow_migrate return True for {alias!r} and the app django_pglock, and run: "
+                f"manage.py migrate --database {alias}",
+            )
+
+
+@_check
+def check_database_of_pages() -> Problems:
+    """W012: the routers lead to a database in which TASKS stores no tasks, so the admin shows none."""
+    stored, shown = sorted(_aliases_of_tasks()), router.db_for_write(model_of("Task"))
+    if stored and shown not in stored:
+        yield problem(
+            "W012",
+            f"TASKS stores tasks in {' and '.join(map(repr, stored))}, but the routers of the project lead to "
+            f"{shown!r}. The admin and Task.objects show the tables there, in which no task is.",
+            "Add a router to DATABASE_ROUTERS whose db_for_read and db_for_write return "
+            f"{stored[0]!r} for the models of django_pglock.",
+        )
 
 
 def _aliases() -> dict[str, str]:

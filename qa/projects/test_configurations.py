@@ -318,9 +318,15 @@ def test_every_command_and_page_works_with_two_databases_and(project, settings):
     start(project, with_two_databases(project, settings), routers=ROUTERS)
 
 
-def test_without_a_router_the_admin_shows_another_database(project):
+def checked(made):
+    return made.manage("check", "--database", "default", "--database", "tasks")
+
+
+def test_without_a_router_check_says_that_the_admin_shows_another_database(project):
     """A task of the form is in the database of the tasks. In that of the pages, another task may have its id."""
     made = project(settings=WITH_ADMIN + with_two_databases(project, ""), **FILES)
+    expected = "W012) TASKS stores tasks in 'tasks', but the routers of the project lead to 'default'"
+    assert expected in checked(made)
     made.manage_each("migrate -v0", "migrate -v0 --database tasks")
     made.python(
         """

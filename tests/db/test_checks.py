@@ -27,6 +27,13 @@ SINCE_17 = pytest.mark.skipif("connection.pg_version < 170000", reason="PostgreS
 SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
 
 
+class OnlyInOther:
+    """A router as in projects with several databases."""
+
+    def allow_migrate(self, db, app_label, model_name=None, **hints):
+        return db == "other" if (app_label, model_name) == ("django_pglock", "task") else None
+
+
 def ids(**options):
     return [message.id for message in run_checks(**options) if message.id.startswith("django_pglock.")]
 
@@ -266,6 +273,17 @@ def test_a_check_reports_that_tasks_is_not_set(tmp_path):
         "django_pglock.W010 The backends of these functions in TASKS ignore these options of @task: "
         "shop.tasks.first (max_attempts); and 1 more.\n"
     )
+
+
+def test_a_check_reports_a_router_that_excludes_the_tables_of_tasks(settings):
+    """migrate succeeds without making the table, and each enqueue() would fail."""
+    settings.DATABASE_ROUTERS = [OnlyInOther()]
+    [problem] = checks.check_tables()
+    assert problem.id == "django_pglock.E006"
+    assert "TASKS['default']['OPTIONS']['database'] stores tasks in 'default'" in problem.msg
+    assert "allow_migrate" in problem.hint
+    settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": {"database": "other"}}}
+    assert checks.check_tables() == []
 
 
 class Derived(PostgresBackend):
