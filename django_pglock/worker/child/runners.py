@@ -269,7 +269,7 @@ def _add_session(connection: Any, **kwargs: Any) -> None:
     thread: TaskThread | None = getattr(_here, "thread", None)
     if thread is not None:
         thread.add(connection)
-    elif any(each is connection for each in connections.all(initialized_only=True)):
+    elif connection in connections.all(initialized_only=True):
         _of_others.append((weakref.ref(connection), threading.current_thread()))
 
 
