@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from django.db import Error as DatabaseFailure
@@ -126,6 +126,13 @@ class Lease(Lock):
 
     def _async_handle(self, parts: tuple[Any, ...]) -> LeaseHandle:
         return LeaseHandle(self._request_for(parts), self._terms, is_async=True)
+
+    if TYPE_CHECKING:  # for type checkers and editors: the handle of a lease has more than that of a lock
+
+        def acquire(self, **options: Any) -> LeaseHandle: ...  # type: ignore[override]
+        async def aacquire(self, **options: Any) -> LeaseHandle: ...  # type: ignore[override]
+        def __enter__(self) -> LeaseHandle: ...  # type: ignore[override]
+        async def __aenter__(self) -> LeaseHandle: ...  # type: ignore[override]
 
 
 class leader(Lease):  # noqa: N801 - reads like lock
