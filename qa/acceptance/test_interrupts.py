@@ -109,7 +109,7 @@ def _in_a_generator(use):
 
 
 def _interrupt_everywhere(use, check, step, spares_ends):
-    number = 0
+    number = untraced = 0
     while True:
         number += step
         at = At(number, spares_ends=spares_ends)
@@ -125,7 +125,12 @@ def _interrupt_everywhere(use, check, step, spares_ends):
         assert sys.exc_info() == (None, None, None)
         assert not swallowed, f"{swallowed} runs as a destructor, and Python swallows what it raises"
         check(f"{number}, {at.place}")
-        if at.count < number:
+        if at.count == 0:
+            # Python 3.12 now and then traces no instruction of a call at all.
+            untraced += 1
+            assert untraced < 50, "no instruction of ours was traced"
+            number -= step
+        elif at.count < number:
             return number
 
 
