@@ -187,6 +187,8 @@ def test_a_worker_survives_what_a_task_does_to_its_process(worker_process, event
     if way.startswith(("close_all", "redirect_all")):
         # It hears nothing more. Functions that run beside this one lose their files, too, at each of its attempts.
         process.wait_for("has ended unexpectedly")
+    if way.startswith(("close_all", "redirect_all", "exhaust_memory")):
+        # Otherwise functions beside its next attempt would lose their files, too, or meet the same limit.
         eventually(lambda: Task.objects.filter(pk=hostile.id, finished_at__isnull=False).exists(), why=process.output)
     for number in range(6):
         (tasks.record_atomically if number % 2 else tasks.record).enqueue("beside", number)
