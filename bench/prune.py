@@ -183,7 +183,6 @@ def enqueueing(rate: int) -> Iterator[None]:
             while not over.wait(BATCH):
                 due = int((time.monotonic() - began) * rate) - sent
                 connection.execute(NEW, ("default", PATH, due))
-                connection.execute("SELECT pg_notify('django_pglock_ready', 'default')")
                 sent += due
 
     thread = threading.Thread(target=enqueue)

@@ -62,9 +62,9 @@ RESCUES = 5
 #: The number of tasks that one pruning reads. Seconds until the next one if no old task is left, and no old row of
 #: other tables.
 PRUNED_AT_ONCE, PRUNING_PAUSE, PAUSE_OF_OTHERS = 5000, 120.0, 600.0
-#: Seconds for which one pruning continues while it finds old tasks, and seconds until the next one if some are left.
-#: They are short, because the same thread promotes due tasks, and rescues tasks of dead workers.
-TIME_TO_PRUNE, BETWEEN_PRUNINGS = 0.2, 0.1
+#: Seconds until the next pruning if old tasks are left. Without a pause, pruning takes a core of the server, and claims
+#: take a fifth longer. With this one, it deletes about 30,000 tasks a second.
+BETWEEN_PRUNINGS = 0.1
 #: Seconds between two searches for tasks that no worker can run, and before the first one. By then, workers that start
 #: together have written which functions they know.
 BETWEEN_WARNINGS = 30.0
@@ -307,12 +307,8 @@ class Upkeep(Service):
 
     def _prune(self) -> None:
         """Delete some old tasks. Outside of the round's transaction, because two workers may do this at once."""
-        end = time.monotonic() + TIME_TO_PRUNE
-        while True:
-            count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
-            self._prunes_on = bool(count and self._pruned_to)
-            if not self._prunes_on or time.monotonic() >= end:
-                break
+        count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
+        self._prunes_on = bool(count and self._pruned_to)
         soon = BETWEEN_PRUNINGS if self._prunes_on else self._often
         self._repeat_in("_prune", soon if count or self._pruned_to else PRUNING_PAUSE * self._standby_factor)
 
