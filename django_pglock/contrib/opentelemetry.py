@@ -13,16 +13,16 @@ parent.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextvars import Token
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from opentelemetry import baggage, context, metrics, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
-from opentelemetry.metrics import Meter
-from opentelemetry.trace import Link, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.metrics import Histogram, Meter
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from django_pglock import __version__
 from django_pglock.error_reading import describe_exception, message_of
@@ -31,7 +31,7 @@ from django_pglock.tasks import instrumentation
 from django_pglock.tasks.arguments import from_json
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.fields import TaskFields
-from django_pglock.tasks.instrumentation import AttemptInfo, EnqueueObserver, RunObserver, headers_of
+from django_pglock.tasks.instrumentation import headers_of
 
 NAME = "opentelemetry"
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.37.0"
@@ -81,112 +81,72 @@ class Telemetry:
         self.consumed = messages("messaging.client.consumed.messages", description="Attempts of tasks that began.")
         self.process_duration = seconds("messaging.process.duration", description="Time for which task functions ran.")
 
-    def enqueuing(self, task: TaskFields) -> EnqueueObserver:
-        """Begin a span of the kind PRODUCER, a child of the caller's span."""
-        return Sending(self, task)
+    def enqueuing(self, task: TaskFields) -> Generator[Any, Any, None]:
+        """Observe by a span of the kind PRODUCER, a child of the caller's span."""
+        labels = labels_of("send", task.module_path, task.queue_name)
+        with self._span(labels, {}, self.send_duration, kind=SpanKind.PRODUCER) as span:
+            headers: dict[str, str] = {}
+            if not own_headers(task.meta):
+                propagate.inject(headers)
+            ids, error = yield headers
+            if error is None:
+                span.set_attributes(messages_of(ids))
+            else:
+                path, traceback = describe_exception(error)
+                fail(span, labels, Failure(path, traceback, message_of(error)))
+        self.sent.add(len(ids) if error is None else 1, labels)
 
-    def running(self, attempt: AttemptInfo) -> RunObserver:
-        """Begin a span of the kind CONSUMER, linked to those that have enqueued the tasks."""
-        return Processing(self, attempt)
-
-
-class Operation:
-    """An operation with its span, which is current from ``enter()`` to ``leave()``."""
-
-    token: Token[Context]
-
-    def __init__(self, tracer: Tracer, operation: str, path: str, queue: str, **options: Any) -> None:
-        self.labels = {
-            SYSTEM: "postgresql",
-            OPERATION_NAME: operation,
-            OPERATION_TYPE: operation,
-            QUEUE: queue,
-            FUNCTION: path,
-        }
-        details = options.pop("attributes", {})
-        self.span = tracer.start_span(f"{operation} {queue}", attributes={**self.labels, **details}, **options)
-        self.began = time.perf_counter()
-
-    def enter(self, current: Context) -> None:
-        """Make the span and its context current. The last step of the begin: only an operation that began can end."""
-        self.token = context.attach(current)
-
-    def leave(self) -> float:
-        """End the span; return the seconds since its begin."""
-        context.detach(self.token)
-        self.span.end()
-        return time.perf_counter() - self.began
-
-    def fail(self, kind: str, message: str, traceback: str) -> None:
-        """Set the status of the span and add the event of an exception, by its path, message and traceback."""
-        self.labels[ERROR_TYPE] = kind
-        self.span.set_attribute(ERROR_TYPE, kind)
-        self.span.set_status(Status(StatusCode.ERROR, message))
-        values = {"exception.type": kind, "exception.message": message, "exception.stacktrace": traceback}
-        self.span.add_event("exception", values)
-
-
-class Sending(Operation, EnqueueObserver):
-    """A call that enqueues."""
-
-    def __init__(self, telemetry: Telemetry, task: TaskFields) -> None:
-        super().__init__(telemetry.tracer, "send", task.module_path, task.queue_name, kind=SpanKind.PRODUCER)
-        self.telemetry = telemetry
-        self.headers: dict[str, str] = {}
-        current = trace.set_span_in_context(self.span)
-        if not own_headers(task.meta):
-            propagate.inject(self.headers, current)
-        self.enter(current)
-
-    def ended(self, ids: Sequence[str], error: BaseException | None) -> None:
-        """End the span."""
-        if error is not None:
-            path, traceback = describe_exception(error)
-            self.fail(path, message_of(error), traceback)
-        else:
-            self.span.set_attributes({MESSAGE_ID: ids[0]} if len(ids) == 1 else {MESSAGE_COUNT: len(ids)})
-        seconds = self.leave()
-        self.telemetry.sent.add(len(ids) if error is None else 1, self.labels)
-        self.telemetry.send_duration.record(seconds, self.labels)
-
-
-class Processing(Operation, RunObserver):
-    """An attempt that runs."""
-
-    def __init__(self, telemetry: Telemetry, attempt: AttemptInfo) -> None:
-        claims = attempt.claims
-        first = claims[0]
-        callers = [caller_of(claim) for claim in claims]
+    def running(self, attempt: Any) -> Generator[Any, Any, None]:
+        """Observe by a span of the kind CONSUMER, linked to those that have enqueued the tasks."""
+        claims: list[Claim] = attempt.claims
+        first, callers = claims[0], [caller_of(claim) for claim in claims]
         spans = [trace.get_current_span(caller).get_span_context() for caller in callers]
-        super().__init__(
-            telemetry.tracer,
-            "process",
-            first.task_path,
-            first.queue,
-            kind=SpanKind.CONSUMER,
-            links=[Link(span) for span in spans if span.is_valid],
-            attributes={
-                **({MESSAGE_ID: str(first.id)} if len(claims) == 1 else {MESSAGE_COUNT: len(claims)}),
-                CLIENT: str(first.worker),
-                ATTEMPT: first.number,
-            },
-        )
-        self.telemetry = telemetry
-        # A call for several tasks has several callers, and belongs to none of them.
-        current = trace.set_span_in_context(self.span)
-        for name, value in baggage.get_all(callers[0]).items() if len(claims) == 1 else ():
-            current = baggage.set_baggage(name, value, current)
-        self.enter(current)
-        telemetry.consumed.add(len(claims), self.labels)
+        labels = labels_of("process", first.task_path, first.queue)
+        about = {**messages_of([str(claim.id) for claim in claims]), CLIENT: str(first.worker), ATTEMPT: first.number}
+        links = [Link(span) for span in spans if span.is_valid]
+        with self._span(labels, about, self.process_duration, kind=SpanKind.CONSUMER, links=links) as span:
+            # A call for several tasks has several callers, and belongs to none of them.
+            for name, value in baggage.get_all(callers[0]).items() if len(claims) == 1 else ():
+                # Without a detach: that of the span restores the context from before both.
+                context.attach(baggage.set_baggage(name, value))
+            self.consumed.add(len(claims), labels)
+            outcome = yield
+            labels[OUTCOME] = "lost" if outcome is None else type(outcome).__name__.lower()
+            span.set_attribute(OUTCOME, labels[OUTCOME])
+            failure = CLAIM_LOST if outcome is None else getattr(outcome, "failure", None)
+            if failure is not None and not isinstance(outcome, Cancelled):
+                fail(span, labels, failure)
 
-    def ended(self, outcome: Any) -> None:
-        """End the span."""
-        name = "lost" if outcome is None else type(outcome).__name__.lower()
-        self.span.set_attribute(OUTCOME, name)
-        failure = CLAIM_LOST if outcome is None else getattr(outcome, "failure", None)
-        if failure is not None and not isinstance(outcome, Cancelled):
-            self.fail(failure.exception_path, failure.message, failure.traceback)
-        self.telemetry.process_duration.record(self.leave(), {**self.labels, OUTCOME: name})
+    @contextmanager
+    def _span(
+        self, labels: dict[str, str], about: Mapping[str, Any], duration: Histogram, **options: Any
+    ) -> Iterator[Span]:
+        """Make a span current in a block, and record how long the block took."""
+        name, attributes = f"{labels[OPERATION_NAME]} {labels[QUEUE]}", {**labels, **about}
+        began = time.perf_counter()
+        with self.tracer.start_as_current_span(name, attributes=attributes, **options) as span:
+            yield span
+        duration.record(time.perf_counter() - began, labels)
+
+
+def labels_of(operation: str, path: str, queue: str) -> dict[str, str]:
+    """Return the attributes that the span and the metrics of an operation have."""
+    kind = {OPERATION_NAME: operation, OPERATION_TYPE: operation}
+    return {SYSTEM: "postgresql", **kind, QUEUE: queue, FUNCTION: path}
+
+
+def messages_of(ids: Sequence[str]) -> dict[str, Any]:
+    """Return the attribute of one task, or of several."""
+    return {MESSAGE_ID: ids[0]} if len(ids) == 1 else {MESSAGE_COUNT: len(ids)}
+
+
+def fail(span: Span, labels: dict[str, str], failure: Failure) -> None:
+    """Set the status of a span, and add the event of an exception."""
+    labels[ERROR_TYPE] = failure.exception_path
+    span.set_attribute(ERROR_TYPE, failure.exception_path)
+    span.set_status(Status(StatusCode.ERROR, failure.message))
+    values = {"type": failure.exception_path, "message": failure.message, "stacktrace": failure.traceback}
+    span.add_event("exception", {f"exception.{name}": value for name, value in values.items()})
 
 
 def caller_of(claim: Claim) -> Context:

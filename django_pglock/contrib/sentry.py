@@ -13,8 +13,9 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,15 +36,14 @@ from django_pglock.tasks import instrumentation
 from django_pglock.tasks.arguments import from_json
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.fields import TaskFields
-from django_pglock.tasks.instrumentation import AttemptInfo, EnqueueObserver, RunObserver, headers_of
+from django_pglock.tasks.instrumentation import headers_of
 from django_pglock.tasks.redaction import is_redacted, shown
-from django_pglock.tasks.retry import Cancel, FlowWord, Retry
+from django_pglock.tasks.retry import Cancel
 from django_pglock.tasks.schedules import is_scheduled, timing_of
 from django_pglock.worker.child.logs import NAMES
 
 INSTRUMENT = "sentry"
 ORIGIN = "auto.queue.django_pglock"
-OWN_FRAMES = "django_pglock.worker."
 #: The loggers that report the end of each task. Sentry would make events of their records, too.
 LOGGERS = ("django_pglock.worker", *NAMES)
 #: The attribute of exceptions that were reported with their tasks.
@@ -79,116 +79,62 @@ class SentryInstrument:
 
     name = INSTRUMENT
 
-    def enqueuing(self, task: TaskFields) -> EnqueueObserver:
-        """Begin a span ``queue.publish``, if the caller has one, and pass the caller's trace on."""
-        return EnqueueObserver() if _integration() is None else Publishing(task)
-
-    def running(self, attempt: AttemptInfo) -> RunObserver:
-        """Begin a transaction, with a scope of its own, in the trace of the caller."""
-        integration = _integration()
-        return RunObserver() if integration is None else Running(attempt, integration)
-
-
-class Publishing(EnqueueObserver):
-    """A call that enqueues."""
-
-    def __init__(self, task: TaskFields) -> None:
-        data = {SPANDATA.MESSAGING_SYSTEM: "postgresql", SPANDATA.MESSAGING_DESTINATION_NAME: task.queue_name}
-        with ExitStack() as block:
-            self.span = _child_span(OP.QUEUE_PUBLISH, task.module_path, data)
-            if self.span is not None:
-                block.enter_context(self.span)
-            self.headers = dict(sentry_sdk.get_current_scope().iter_trace_propagation_headers())
-            self.block = block.pop_all()
-
-    def ended(self, ids: Sequence[str], error: BaseException | None) -> None:
-        """End the span."""
-        with self.block:
-            if self.span is not None:
-                _set(self.span, {SPANDATA.MESSAGING_MESSAGE_ID: ids[0]} if len(ids) == 1 else {})
-                _end(self.span, is_error=error is not None)
-
-
-class Running(RunObserver):
-    """An attempt that runs."""
-
-    def __init__(self, attempt: AttemptInfo, integration: PGLockIntegration) -> None:
-        self.attempt = attempt
-        self.claim = attempt.claims[0]
-        self.meta = from_json(self.claim.meta)
-        self.event: tuple[Any, Any] | None = None
-        self.error: BaseException | None = None
-        self.check_in = _check_in_of(attempt, self.meta) if integration.monitor_schedules else None
-        with ExitStack() as block:
-            scope = block.enter_context(sentry_sdk.isolation_scope())
-            scope.clear_breadcrumbs()
-            scope.add_event_processor(self.describe)
-            self.span = block.enter_context(_root_span(self.claim))
-            if self.check_in is not None:
-                capture_checkin(**self.check_in, status=MonitorStatus.IN_PROGRESS)
-            self.block = block.pop_all()
-
-    def raised(self, error: BaseException) -> None:
-        """Make the event of an exception now, while its frames have their variables, if it may be reported."""
-        if self._may_report(error):
-            self.error, self.event = error, self._event(error)
-
-    def ended(self, outcome: Any) -> None:
-        """Report the outcome, and end the span."""
-        failure = getattr(outcome, "failure", None)
-        with self.block:
-            if isinstance(outcome, Failed):
-                self._report(outcome.failure.exception)
-            if self.check_in is not None and isinstance(outcome, Succeeded | Failed | Cancelled):
-                status = MonitorStatus.OK if isinstance(outcome, Succeeded) else MonitorStatus.ERROR
-                capture_checkin(**self.check_in, status=status)
-            # Without an outcome, the task no longer belongs to this worker.
-            is_error = outcome is None or (failure is not None and not isinstance(outcome, Cancelled))
-            _end(self.span, is_error=is_error)
-
-    def describe(self, event: Any, hint: Any) -> Any:
-        """Add the task to an event of this attempt, also to events that the function itself sends."""
-        claim, row = self.claim, self._row()
-        task = {"id": str(claim.id), "function": claim.task_path, "queue": claim.queue, "attempt": claim.number}
-        if _may_send_arguments():
-            task.update(args=shown(row, "args"), kwargs=shown(row, "kwargs"))
-        if is_redacted(row):
-            # Arguments are variables of frames.
-            for frame in (frame for stack in _stacks_of(event) for frame in stack["frames"]):
-                frame.pop("vars", None)
-        event.setdefault("contexts", {})["task"] = task
-        event.setdefault("tags", {}).update(task_id=str(claim.id), task=claim.task_path, queue=claim.queue)
-        return event
-
-    def _row(self) -> Any:
-        """Return the values of the row, for the functions that hide some of them."""
-        attempt = self.attempt
-        return SimpleNamespace(task_path=self.claim.task_path, meta=self.meta, args=attempt.args, kwargs=attempt.kwargs)
-
-    def _may_report(self, error: BaseException) -> bool:
-        claim = self.claim
-        if (isinstance(error, FlowWord) and not isinstance(error, Retry)) or isinstance(error, TaskCancelled):
-            return False
-        will_retry = isinstance(error, Retry) or self.attempt.definition.can_retry(error)
-        return claim.retries >= claim.max_retries or not will_retry
-
-    def _event(self, error: BaseException) -> tuple[Any, Any]:
-        mechanism = {"type": PGLockIntegration.identifier, "handled": False}
-        event, hint = event_from_exception(error, sentry_sdk.get_client().options, mechanism)
-        for stack in _stacks_of(event):
-            own = [str(frame.get("module")).startswith(OWN_FRAMES) for frame in stack["frames"]]
-            stack["frames"] = stack["frames"][own.index(False) if False in own else 0 :]
-        event["fingerprint"] = [self.claim.task_path, class_path_of(error)]
-        return event, hint
-
-    def _report(self, error: BaseException | None) -> None:
-        if error is None:
+    def enqueuing(self, task: TaskFields) -> Generator[Any, Any, None]:
+        """Observe by a span ``queue.publish``, if the caller has one, and pass the caller's trace on."""
+        if _integration() is None:
             return
-        # If the attempt had to stop, the exception of the function is only the cause of the one that counts.
-        event, hint = self.event if self.event is not None and error is self.error else self._event(error)
-        sentry_sdk.capture_event(event, hint=hint)
-        # Not setattr(): the class of the exception is the user's.
-        object.__setattr__(error, REPORTED, True)
+        data = {SPANDATA.MESSAGING_SYSTEM: "postgresql", SPANDATA.MESSAGING_DESTINATION_NAME: task.queue_name}
+        with _child_span(OP.QUEUE_PUBLISH, task.module_path, data) as span:
+            ids, error = yield dict(sentry_sdk.get_current_scope().iter_trace_propagation_headers())
+            if span is not None:
+                _set(span, {SPANDATA.MESSAGING_MESSAGE_ID: ids[0]} if len(ids) == 1 else {})
+                _end(span, is_error=error is not None)
+
+    def running(self, attempt: Any) -> Generator[None, Any, None]:
+        """Observe by a transaction, with a scope of its own, in the trace of the caller. Report a failure."""
+        integration, claim = _integration(), attempt.claims[0]
+        if integration is None:
+            return
+        meta = from_json(claim.meta)
+        row = SimpleNamespace(task_path=claim.task_path, meta=meta, args=attempt.args, kwargs=attempt.kwargs)
+        check_in = _check_in_of(attempt.definition, claim, meta) if integration.monitor_schedules else None
+        with sentry_sdk.isolation_scope() as scope, _root_span(claim) as span:
+            scope.clear_breadcrumbs()
+            scope.add_event_processor(partial(_describe, claim, row))
+            if check_in is not None:
+                capture_checkin(**check_in, status=MonitorStatus.IN_PROGRESS)
+            outcome = yield
+            if isinstance(outcome, Failed) and outcome.failure.exception is not None:
+                _report(claim, outcome.failure.exception)
+            if check_in is not None and isinstance(outcome, Succeeded | Failed | Cancelled):
+                status = MonitorStatus.OK if isinstance(outcome, Succeeded) else MonitorStatus.ERROR
+                capture_checkin(**check_in, status=status)
+            # Without an outcome, the task no longer belongs to this worker.
+            has_failed = outcome is None or getattr(outcome, "failure", None) is not None
+            _end(span, is_error=has_failed and not isinstance(outcome, Cancelled))
+
+
+def _report(claim: Claim, error: BaseException) -> None:
+    mechanism = {"type": PGLockIntegration.identifier, "handled": False}
+    event, hint = event_from_exception(error, sentry_sdk.get_client().options, mechanism)
+    event["fingerprint"] = [claim.task_path, class_path_of(error)]
+    sentry_sdk.capture_event(event, hint=hint)
+    # Not setattr(): the class of the exception is the user's.
+    object.__setattr__(error, REPORTED, True)
+
+
+def _describe(claim: Claim, row: Any, event: Any, hint: Any) -> Any:
+    """Add the task to an event of its attempt, also to events that the function itself sends."""
+    task = {"id": str(claim.id), "function": claim.task_path, "queue": claim.queue, "attempt": claim.number}
+    if _may_send_arguments():
+        task.update(args=shown(row, "args"), kwargs=shown(row, "kwargs"))
+    if is_redacted(row):
+        # Arguments are variables of frames.
+        for frame in _frames_of(event):
+            frame.pop("vars", None)
+    event.setdefault("contexts", {})["task"] = task
+    event.setdefault("tags", {}).update(task_id=str(claim.id), task=claim.task_path, queue=claim.queue)
+    return event
 
 
 def _integration() -> PGLockIntegration | None:
@@ -196,12 +142,11 @@ def _integration() -> PGLockIntegration | None:
     return integration
 
 
-def _stacks_of(event: Any) -> Iterator[dict[str, Any]]:
-    """Yield the stacks of an event: of its exceptions, and of the thread in which it was made."""
+def _frames_of(event: Any) -> Iterator[dict[str, Any]]:
+    """Yield the frames of an event: of its exceptions, and of the thread in which it was made."""
     for part in ("exception", "threads"):
         for value in (event.get(part) or {}).get("values") or ():
-            if (value.get("stacktrace") or {}).get("frames"):
-                yield value["stacktrace"]
+            yield from (value.get("stacktrace") or {}).get("frames") or ()
 
 
 def _without_reported(event: Any, hint: Any) -> Any:
@@ -247,15 +192,20 @@ def _root_span(claim: Claim) -> Any:
     return transaction
 
 
-def _child_span(operation: str, name: str, data: Mapping[str, Any]) -> Any:
-    """Return a span inside of the caller's span, None if the caller has none."""
-    if (traces if _is_streaming() else sentry_sdk).get_current_span() is None:
-        return None
-    if _is_streaming():
-        return traces.start_span(name=name, attributes={"sentry.op": operation, "sentry.origin": ORIGIN, **data})
-    span = sentry_sdk.start_span(op=operation, name=name, origin=ORIGIN)
-    _set(span, data)
-    return span
+@contextmanager
+def _child_span(operation: str, name: str, data: Mapping[str, Any]) -> Iterator[Any]:
+    """Make a span inside of the caller's span in a block; None if the caller has none."""
+    is_streaming = _is_streaming()
+    if (traces if is_streaming else sentry_sdk).get_current_span() is None:
+        yield None
+    elif is_streaming:
+        about = {"sentry.op": operation, "sentry.origin": ORIGIN, **data}
+        with traces.start_span(name=name, attributes=about) as span:
+            yield span
+    else:
+        with sentry_sdk.start_span(op=operation, name=name, origin=ORIGIN) as span:
+            _set(span, data)
+            yield span
 
 
 def _set(span: Any, data: Mapping[str, Any]) -> None:
@@ -274,15 +224,12 @@ def _end(span: Any, *, is_error: bool) -> None:
 # Check-ins
 
 
-def _check_in_of(attempt: AttemptInfo, meta: Any) -> dict[str, Any] | None:
+def _check_in_of(task: TaskFields, claim: Claim, meta: Any) -> dict[str, Any] | None:
     """Return what identifies the check-in of a tick, in all attempts; None if Sentry cannot monitor this task."""
     tick = meta.get("schedule") if isinstance(meta, dict) else None
-    if tick is None or not is_scheduled(attempt.definition):
-        return None
-    config = _monitor_of(attempt.definition)
+    config = _monitor_of(task) if tick is not None and is_scheduled(task) else None
     if config is None:
         return None
-    claim = attempt.claims[0]
     return {
         "monitor_slug": slug_of(claim.task_path),
         "monitor_config": config,

@@ -46,15 +46,15 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Return the failure for an exception."""
-        chain = list(_chain_of(error))
-        for each in chain:
+        for each in _chain_of(error):
             # Not by an assignment, which an exception that is a frozen dataclass refuses.
             each.with_traceback(_without_own_frames(each.__traceback__))
-        failure = cls(*describe_exception(error), message_of(error), error, function_of(error.__traceback__))
-        for each in chain:
-            # The objects of the frames, such as locks and connections, must be freed before the next task begins.
+        return cls(*describe_exception(error), message_of(error), error, function_of(error.__traceback__))
+
+    def clear_frames(self) -> None:
+        """Free the objects of the frames, such as locks and connections."""
+        for each in _chain_of(self.exception):
             traceback.clear_frames(each.__traceback__)
-        return failure
 
     def with_reason(self, reason: str) -> Failure:
         """Return the same failure with one more sentence, which says why it is final."""
@@ -160,7 +160,7 @@ _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
 _OWN_FRAMES = "django_pglock.worker."
 
 
-def _chain_of(error: BaseException) -> Iterator[BaseException]:
+def _chain_of(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception, its causes and contexts, and the exceptions of exception groups."""
     # Causes may be a circle: an exception can be the cause of its own cause.
     seen: set[int] = set()

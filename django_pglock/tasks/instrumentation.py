@@ -6,7 +6,8 @@ check of an empty tuple. An exception of an instrument is logged, and does not a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,54 +16,32 @@ from django_pglock.tasks.arguments import from_json
 from django_pglock.tasks.options import HEADERS
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.claim import Claim
     from django_pglock.tasks.fields import TaskFields
 
 logger = get_logger("django_pglock.tasks")
 
-
-class AttemptInfo(Protocol):
-    """An attempt, for instruments: the function, its arguments, and the claims of the call."""
-
-    definition: TaskFields
-    args: list[Any]
-    kwargs: dict[str, Any]
-
-    @property
-    def claims(self) -> Sequence[Claim]: ...
-
-
-class EnqueueObserver:
-    """One ``enqueue()`` or ``enqueue_many()``, observed by one instrument."""
-
-    #: JSON values that are stored with the tasks, for the instrument of the same name in the process that runs them.
-    headers: Mapping[str, Any] = {}
-
-    def ended(self, ids: Sequence[str], error: BaseException | None) -> None:
-        """Called at the end with the ids of the tasks, or with the exception, in the thread of the caller."""
-
-
-class RunObserver:
-    """One attempt, observed by one instrument. Called where the function runs: in its thread, or in its coroutine."""
-
-    def raised(self, error: BaseException) -> None:
-        """Called with the exception of the function, while its frames still have their variables."""
-
-    def ended(self, outcome: Any) -> None:
-        """Called with the outcome of the attempt (``store/outcome.py``); None: the claim was lost."""
+Headers = Mapping[str, Any]
 
 
 class Instrument(Protocol):
-    """Observes the enqueues and the attempts of this process."""
+    """Observes the enqueues and attempts of this process: each by a generator, which is resumed once, at the end."""
 
     #: The headers of a task are stored under this name.
     name: str
 
-    def enqueuing(self, task: TaskFields) -> EnqueueObserver:
-        """Begin to observe a call that enqueues."""
+    def enqueuing(self, task: TaskFields) -> Generator[Headers, tuple[Sequence[str], BaseException | None], None]:
+        """Observe one ``enqueue()`` or ``enqueue_many()``, in the thread of the caller.
 
-    def running(self, attempt: AttemptInfo) -> RunObserver:
-        """Begin to observe an attempt. Context variables that are set here are those of the function."""
+        It yields headers, if it observes at all: JSON values to store with the tasks, for the instrument of the same
+        name in the process that runs them. Then it gets the ids of the tasks, and the exception if there was one.
+        """
+
+    def running(self, attempt: Any) -> Generator[None, Any, None]:
+        """Observe one attempt (``worker/child/attempt.py``), where its function runs: in its thread or coroutine.
+
+        Context variables that are set before the yield are those of the function. Then it gets the outcome
+        (``store/outcome.py``), whose exception still has the variables of its frames; None: the claim was lost.
+        """
 
 
 #: The instruments of this process.
@@ -82,63 +61,55 @@ def remove(name: str) -> None:
     instruments = tuple(each for each in instruments if each.name != name)
 
 
-class ObservedEnqueue:
-    """A block that enqueues, with the observers of all instruments."""
+class Observed:
+    """One enqueue or one attempt, with the generators of the instruments that observe it."""
 
-    def __init__(self, task: TaskFields | None = None, instruments: Sequence[Instrument] = ()) -> None:
-        observers = {each.name: _call(each.enqueuing, task) for each in instruments}
-        self._observers: dict[str, EnqueueObserver] = {name: each for name, each in observers.items() if each}
-        self.headers = {name: {**each.headers} for name, each in self._observers.items() if each.headers}
+    def __init__(self, begin: str = "", subject: Any = None, instruments: Sequence[Instrument] = ()) -> None:
+        self.headers: dict[str, Headers] = {}
+        self._observers: list[Generator[Any, Any, None]] = []
         self._ids: Sequence[str] = ()
+        for each in instruments:
+            with _errors_logged(each):
+                observer = getattr(each, begin)(subject)
+                if headers := next(observer, None):
+                    self.headers[each.name] = {**headers}
+                self._observers.append(observer)
 
-    def __enter__(self) -> ObservedEnqueue:
+    def __enter__(self) -> Observed:
         return self
 
     def enqueued(self, ids: Sequence[str]) -> None:
-        """Note the tasks that the block has enqueued."""
+        """Keep the ids of the tasks that the block has enqueued."""
         if self._observers:
             self._ids = ids
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        for observer in reversed(self._observers.values()):
-            _call(observer.ended, self._ids, error)
+        if self._observers:
+            self.ended((self._ids, error))
 
-
-class ObservedRun:
-    """An attempt that runs, with the observers of all instruments."""
-
-    def __init__(self, attempt: AttemptInfo | None = None, instruments: Sequence[Instrument] = ()) -> None:
-        observers = [_call(each.running, attempt) for each in instruments]
-        self._observers: list[RunObserver] = [each for each in observers if each]
-
-    def raised(self, error: BaseException) -> None:
-        """Pass the exception of the function to all observers."""
-        for observer in self._observers:
-            _call(observer.raised, error)
-
-    def ended(self, outcome: Any) -> None:
-        """Pass the outcome to all observers, once."""
+    def ended(self, end: Any) -> None:
+        """Pass the end to all observers, once."""
         observers, self._observers = self._observers, []
         for observer in reversed(observers):
-            _call(observer.ended, outcome)
+            with _errors_logged(observer), suppress(StopIteration):
+                observer.send(end)
 
 
-#: An attempt and a block without observers.
-UNOBSERVED = ObservedRun()
-_UNOBSERVED_ENQUEUE = ObservedEnqueue()
+#: An enqueue or an attempt without observers.
+UNOBSERVED = Observed()
 
 
-def observe_enqueue(task: TaskFields) -> ObservedEnqueue:
+def observe_enqueue(task: TaskFields) -> Observed:
     """Return the context manager for a block that enqueues ``task``."""
-    return ObservedEnqueue(task, instruments) if instruments else _UNOBSERVED_ENQUEUE
+    return Observed("enqueuing", task, instruments) if instruments else UNOBSERVED
 
 
-def observe_run(attempt: AttemptInfo) -> ObservedRun:
+def observe_run(attempt: Any) -> Observed:
     """Begin to observe an attempt, in the current thread or coroutine."""
-    return ObservedRun(attempt, instruments)
+    return Observed("running", attempt, instruments)
 
 
-def headers_of(meta: str, name: str) -> Mapping[str, Any]:
+def headers_of(meta: str, name: str) -> Headers:
     """Return the headers that the instrument of this name has stored in a row; none if they are invalid.
 
     ``meta`` is the JSON text of the row's column.
@@ -149,10 +120,9 @@ def headers_of(meta: str, name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _call(function: Callable[..., Any], *args: Any) -> Any:
-    """Call an instrument, and log what it raises."""
+@contextmanager
+def _errors_logged(instrument: object) -> Iterator[None]:
     try:
-        return function(*args)
+        yield
     except Exception:
-        logger.exception("%s raised. The task is not affected.", getattr(function, "__qualname__", function))
-        return None
+        logger.exception("%s raised. The task is not affected.", getattr(instrument, "__qualname__", instrument))

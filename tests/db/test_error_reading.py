@@ -93,15 +93,10 @@ class Watching:
     name = "watching"
 
     def enqueuing(self, task):
-        return instrumentation.EnqueueObserver()
+        yield {}
 
     def running(self, attempt):
-        return self
-
-    def raised(self, error):
-        raise error
-
-    def ended(self, outcome):
+        outcome = yield
         if getattr(outcome, "failure", None) is not None:
             raise outcome.failure.exception
 

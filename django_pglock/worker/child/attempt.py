@@ -270,6 +270,9 @@ class Attempt:
         elif isinstance(outcome, Succeeded) and not self.has_observers and not self.others:
             # Arguments by position, because arguments by name would take most of the time here.
             return EndedClaim(self.claim, outcome, None, is_settled, seconds)
+        if (failure := getattr(outcome, "failure", None)) is not None:
+            # Instruments have seen them, and the next task has not begun.
+            failure.clear_frames()
         return EndedClaim(
             self.claim,
             outcome,
@@ -306,7 +309,6 @@ class Attempt:
     def failure(self, error: BaseException) -> Outcome:
         """Return the outcome of a call that raised ``error``, by the function's retry policy."""
         self.error = error
-        self.observed.raised(error)
         if isinstance(error, TaskResultError):
             # The function has returned, so neither its retry policy nor its timeout applies.
             return Failed(Failure.of(error))

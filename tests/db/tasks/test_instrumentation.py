@@ -12,7 +12,7 @@ from django_pglock.errors import TaskOptionError
 from django_pglock.models import Task
 from django_pglock.store.outcome import Failed, Retried, Succeeded
 from django_pglock.tasks import instrumentation
-from django_pglock.tasks.instrumentation import UNOBSERVED, EnqueueObserver, RunObserver, headers_of
+from django_pglock.tasks.instrumentation import UNOBSERVED, headers_of
 from django_pglock.tasks.redaction import REDACTED, shown
 from django_pglock.worker.child.run import prepare, run, run_async
 from django_pglock.worker.child.runners import Runner, Watchdog
@@ -28,22 +28,20 @@ class Recorder:
         self.name = name
         self.told: list[Any] = []
 
-    def enqueuing(self, task: Any) -> EnqueueObserver:
-        observer = EnqueueObserver()
-        observer.headers = {"from": task.module_path}
-        observer.ended = lambda ids, error: self.told.append((list(ids), type(error)))  # type: ignore[method-assign]
-        return observer
+    def enqueuing(self, task: Any) -> Any:
+        ids, error = yield {"from": task.module_path}
+        self.told.append((list(ids), type(error)))
 
-    def running(self, attempt: Any) -> RunObserver:
+    def running(self, attempt: Any) -> Any:
         self.told.append([headers_of(claim.meta, self.name).get("from") for claim in attempt.claims])
-        observer = RunObserver()
-        observer.raised = lambda error: self.told.append(variables_of(error))  # type: ignore[method-assign]
-        observer.ended = lambda outcome: self.told.append(type(outcome))  # type: ignore[method-assign]
-        return observer
+        outcome = yield
+        if isinstance(outcome, Failed):
+            self.told.append(variables_of(outcome.failure.exception))
+        self.told.append(type(outcome))
 
 
 class Broken:
-    """An instrument whose methods all raise."""
+    """An instrument that raises, at the begin or at the end."""
 
     name = "broken"
 
@@ -51,18 +49,12 @@ class Broken:
         self.early = early
 
     def enqueuing(self, task: Any) -> Any:
-        return 1 / 0 if self.early else self
+        if self.early:
+            raise ZeroDivisionError
+        yield {}
+        raise LookupError
 
-    def running(self, attempt: Any) -> Any:
-        return 1 / 0 if self.early else self
-
-    headers: dict[str, Any] = {}
-
-    def raised(self, error: BaseException) -> None:
-        raise LookupError("raised")
-
-    def ended(self, *args: Any) -> None:
-        raise LookupError("ended")
+    running = enqueuing
 
 
 def variables_of(error: BaseException) -> dict[str, Any]:
@@ -173,7 +165,7 @@ def test_an_instrument_replaces_one_of_the_same_name(recorder):
 
 
 def test_an_instrument_without_headers_stores_nothing(recorder, claim):
-    recorder.enqueuing = lambda task: EnqueueObserver()
+    recorder.enqueuing = lambda task: (headers for headers in [{}])
     tasks.nothing.enqueue()
     assert claim()[0].meta == "{}"
 
