@@ -8,6 +8,7 @@ from django.contrib.auth.models import User
 from django.test import RequestFactory
 
 from django_pglock.admin.overview import Facts
+from tests.db.admin.visits import person
 
 
 @pytest.fixture
@@ -16,3 +17,10 @@ def facts(db):
     request = RequestFactory().get("/")
     request.user = User.objects.create_superuser("root")
     return Facts(request, admin.site)
+
+
+@pytest.fixture
+def client(client, db):
+    """A client of a person who may view tasks. ``person()`` logs in somebody else."""
+    person(client, "view_task")
+    return client

@@ -78,27 +78,6 @@ def test_an_action_on_all_matching_tasks_needs_a_confirmation_with_their_number(
     assert Task.objects.filter(status="FAILED").count() == 0
 
 
-def test_the_confirmation_says_whether_a_worker_will_change_the_tasks(client, monkeypatch):
-    person(client, "view_task", "retry_task")
-    rows = [make("FAILED") for _ in range(3)]
-    data = {"action": "retry", "_selected_action": [rows[0].pk], "select_across": "1"}
-    for window, is_by_worker in ((2, True), (3, False)):
-        monkeypatch.setattr(actions, "WINDOW", window)
-        page = client.post(f"{LIST}?status__exact=FAILED", data).content.decode()
-        assert ("A worker does this in the background" in page) is is_by_worker
-
-
-def test_an_action_on_all_matching_tasks_changes_nothing_if_none_match(client):
-    """If no row matches when the action arrives, no verb is applied."""
-    person(client, "view_task", "cancel_task")
-    row = make()
-    data = {"action": "cancel", "_selected_action": [row.pk], **ALL}
-    response = client.post(f"{LIST}?q={'9' * 30}", data, follow=True)
-    assert response.status_code == 200
-    row.refresh_from_db()
-    assert row.status == "READY"
-
-
 def test_the_audit_entry_names_up_to_a_hundred_tasks(client):
     user = person(client, "view_task", "retry_task")
     one = make("FAILED")

@@ -47,7 +47,6 @@ def numbers_in(page):
 
 
 def test_the_page_of_a_task_shows_the_latest_attempts(client):
-    person(client, "view_task")
     few, many = failed(1), failed(300)
     plain, expected = visit(client, url("task", "change", few.pk))
     page, queries = visit(client, url("task", "change", many.pk))
@@ -63,7 +62,6 @@ def test_the_page_of_a_task_shows_the_latest_attempts(client):
 
 
 def test_a_traceback_has_a_page_of_its_own(client):
-    person(client, "view_task")
     row = failed(30)
     page, queries = visit(client, url("task", "attempt", row.pk, 7))
     assert "trace of 7 &lt;deep&gt; " in page
@@ -103,21 +101,18 @@ def test_attempts_of_a_hidden_task_are_hidden(rf):
 
 @pytest.mark.parametrize("key", [2**63 - 1, 10**30])
 def test_an_unknown_task_or_attempt_is_404(client, key):
-    person(client, "view_task")
     row = failed(1)
     for address in (url("task", "attempt", key, 1), url("task", "attempt", row.pk, key)):
         assert client.get(address).status_code == 404
 
 
 def test_the_name_of_a_worker_is_shown_after_its_row_is_gone(client):
-    person(client, "view_task")
     row = make("FAILED", worker=uuid4(), attempts=1)
     add_attempt(row, worker=row.worker, worker_name="mail-1")
     assert "<td>mail-1</td>" in page_of(client, row)
 
 
 def test_logs_are_shown_folded_where_there_are_any(client):
-    person(client, "view_task")
     quiet, row = make("FAILED", attempts=1), make("FAILED", attempts=1, log="charging <b>\nrefused")
     add_attempt(row, log="charging <i>")
     page = page_of(client, row)

@@ -19,13 +19,12 @@ from django.utils import timezone
 
 from django_pglock import lock
 from django_pglock.admin import overview
-from django_pglock.admin.charts import SPANS, duration
+from django_pglock.admin.charts import duration
 from django_pglock.admin.failures import FailureGroup
 from django_pglock.admin.overview import VIEWED, Overview, queue_table
 from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
 from django_pglock.store.numbers import Counts, add_numbers, count_depths
 from tests.conftest import NEVER
-from tests.db.admin.test_security import refuse_activity
 from tests.db.admin.visits import add_attempt, make, person, start_worker, url
 from tests.db.locks.sessions import Somebody
 
@@ -40,6 +39,7 @@ def sections(response):
 
 
 def test_the_overview_asks_for_permission(client):
+    client.logout()
     assert client.get(PAGE).status_code == 302
     person(client)
     assert client.get(PAGE).status_code == 403
@@ -101,15 +101,6 @@ def test_a_quiet_system_needs_no_attention(client):
     person(client, "view_task", "view_worker")
     page = client.get(PAGE).content.decode()
     assert "Nothing needs attention." in page
-
-
-def test_the_overview_escapes_names(client):
-    evil = '<script>alert(1)</script>"onmouseover="z'
-    Queue.objects.pause(evil, by=evil, reason=evil)
-    make(queue=evil, task_path=evil)
-    start_worker(evil)
-    person(client, "view_task", "view_worker", "view_queue")
-    assert "&lt;script&gt;" in refuse_activity(client.get(PAGE))
 
 
 # What it reads, and the tables of queues and workers
@@ -223,7 +214,6 @@ def drawn(client, **query):
 
 @pytest.fixture
 def history(client):
-    person(client, "view_task")
     note(5, succeeded=30, failed=2, retried=1)
     note(5, queue="reports", path="another.function", succeeded=7)
     note(60 * 30, succeeded=100)
@@ -270,7 +260,6 @@ def test_a_queue_shows_how_many_tasks_finish_in_a_minute(client, history):
 
 
 def test_without_a_history_the_charts_are_empty(client):
-    person(client, "view_task")
     assert len(drawn(client)) == 4
     person(client, "view_worker")
     assert "charts" not in client.get(PAGE).context
@@ -282,11 +271,6 @@ def test_without_a_history_the_charts_are_empty(client):
 )
 def test_durations_have_units(seconds, text):
     assert duration(seconds) == text
-
-
-def test_each_time_span_of_the_charts_has_at_most_168_points():
-    for span in SPANS:
-        assert span.length / span.step <= 168, "one row for each point"
 
 
 # The sentences of the overview: each says one kind of problem, and leads to the list that shows it.

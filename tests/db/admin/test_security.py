@@ -90,7 +90,7 @@ def test_every_page_escapes_what_it_shows(admin_client, evil_rows):
             page = refuse_activity(admin_client.get(url(model, "change", quote(row.pk))))
             assert "&lt;script&gt;alert" in page
     # A group of failures is shown with its exception and its message.
-    for page in (url("failuregroup"), url("task", "attempt", evil_rows["task"][0].pk, 1)):
+    for page in (url("overview"), url("failuregroup"), url("task", "attempt", evil_rows["task"][0].pk, 1)):
         assert "&lt;script&gt;alert" in refuse_activity(admin_client.get(page))
     question = admin_client.post(url("failuregroup", "verb", 7, "retry"))
     assert "&lt;script&gt;alert" in refuse_activity(question)

@@ -15,7 +15,7 @@ from django_pglock.admin import pages, task_list
 from django_pglock.admin.task_list import Reading
 from django_pglock.admin.tasks import TaskAdmin
 from django_pglock.models import Task
-from tests.db.admin.visits import LIST, add_attempt, ids, make, person, start_worker
+from tests.db.admin.visits import LIST, add_attempt, ids, make, start_worker
 from tests.sample.tasks import echo
 
 pytestmark = pytest.mark.django_db
@@ -25,7 +25,8 @@ QUERIES = (
     "?status__exact=READY", "?queue=mail", "?task_path=x", "?attention=stuck", "?q=nothing", "?q=1",
     "?q=%00", "?status__exact=NO", "?attention=x",
     "?p=abc", "?p=-1", "?id__lt=abc", "?id__lt=" + "9" * 30, "?_facets=True", "?all=",
-    "?since=x", "?since=2026-13-01", "?worker=x", "?argument=x", "?argument==1", "?argument=a=NaN",
+    "?since=x", "?since=2026-13-01", "?since=0001-01-01T00:00%2B14:00", "?before=9999-12-31T23:59",
+    "?worker=x", "?argument=x", "?argument==1", "?argument=a=NaN",
     "?q=" + "9" * 5000, "?id__lt=" + "9" * 5000, "?q=x&id__lt=" + "9" * 5000, "?argument=a=" + "9" * 5000,
     "?p=" + "9" * 5000, "?o=" + "9" * 5000,
     "?since=2026-01-01&status__exact=FAILED&fingerprint__exact=x", "?key=a&q=x", "?worker=a&q=x&status__exact=RUNNING",
@@ -35,7 +36,6 @@ QUERIES = (
 
 
 def test_filters_and_the_search_of_the_task_list_answer_any_text(client):
-    person(client, "view_task")
     make()
     for query in QUERIES:
         assert client.get(LIST + query, follow=True).status_code == 200, query
@@ -43,7 +43,6 @@ def test_filters_and_the_search_of_the_task_list_answer_any_text(client):
 
 @pytest.mark.parametrize("zone", ["Etc/GMT+12", "Pacific/Kiritimati"])
 def test_no_date_that_another_program_can_write_breaks_the_pages(client, zone):
-    person(client, "view_task")
     tasks = {}
     for date in ("infinity", "-infinity", "10000-01-01", "9999-12-30 00:00Z", "0001-01-02 00:00Z"):
         tasks[date] = make("SCHEDULED")
@@ -105,7 +104,6 @@ def test_a_filter_of_a_project_is_searched_for_among_the_newest_tasks(rf, admin_
 
 
 def test_search_finds_by_id_and_by_function(client):
-    person(client, "view_task")
     mine, other = make(), make(task_path="tests.sample.tasks.echo")
     for term in (str(mine.pk), "tests.sample.tasks.nothing", "nothing"):
         found = client.get(LIST, {"q": term}).content.decode()
@@ -116,7 +114,6 @@ def test_search_finds_by_id_and_by_function(client):
 def test_the_list_is_counted_up_to_a_limit_and_links_to_older_tasks(client, monkeypatch):
     monkeypatch.setattr(pages, "MOST_COUNTED", 7)
     monkeypatch.setattr("django_pglock.admin.tasks.TaskAdmin.list_per_page", 5)
-    person(client, "view_task")
     rows = [make() for _ in range(12)]
     page = client.get(LIST)
     assert page.context["cl"].result_count == 7
@@ -128,7 +125,6 @@ def test_the_list_is_counted_up_to_a_limit_and_links_to_older_tasks(client, monk
 
 def test_the_list_links_to_older_tasks_only_if_there_are_any(client, monkeypatch):
     monkeypatch.setattr("django_pglock.admin.tasks.TaskAdmin.list_per_page", 3)
-    person(client, "view_task")
     rows = [make() for _ in range(5)]
 
     def older(**query):
@@ -145,7 +141,6 @@ def fail(task, exception="builtins.ValueError", message="bad", number=1):
 
 
 def test_failed_tasks_are_listed_with_exception_and_message(client):
-    person(client, "view_task")
     failed, retried, fine = make("FAILED", attempts=3, uncounted=1), make("SCHEDULED", attempts=1), make("SUCCESSFUL")
     for number in (1, 2):
         fail(failed, message=f"<message {number}>", number=number)
@@ -166,7 +161,6 @@ def test_failed_tasks_are_listed_with_exception_and_message(client):
 
 
 def test_the_time_of_enqueueing_limits_the_list(client):
-    person(client, "view_task")
     early, late = make(enqueued_at="2026-01-01T10:00Z"), make(enqueued_at="2026-01-02T10:00Z")
     assert ids(client, since="2026-01-01T10:00:01") == [late.pk]
     assert ids(client, since="2026-01-01T10:00") == [late.pk, early.pk]
@@ -177,30 +171,19 @@ def test_the_time_of_enqueueing_limits_the_list(client):
 
 def test_the_task_list_shows_a_message_if_a_filter_value_is_invalid(client):
     """Otherwise an action on the whole list would change tasks that the filter should exclude."""
-    person(client, "view_task")
     page = client.get(LIST, {"argument": "order_id 7"}, follow=True).content.decode()
     assert "A filter could not be read, so the list is not filtered." in page
     assert "could not be read" not in client.get(LIST).content.decode()
 
 
-@pytest.mark.parametrize("name", ["since", "before"])
-@pytest.mark.parametrize("moment", ["0001-01-01T00:00", "9999-12-31T23:59", "0001-01-01T00:00+14:00"])
-def test_a_moment_at_the_end_of_the_calendar_is_refused_like_other_invalid_values(client, name, moment):
-    person(client, "view_task")
-    make()
-    assert client.get(LIST, {name: moment}).status_code in (200, 302)
-
-
 def test_tasks_whose_ids_are_not_in_order_of_time_are_found_by_time(client):
     """A transaction may get its ids first and commit last."""
-    person(client, "view_task")
     late, early = make(enqueued_at="2026-01-01T10:00:30Z"), make(enqueued_at="2026-01-01T10:00:00Z")
     assert ids(client, since="2026-01-01T10:00:10") == [late.pk]
     assert ids(client, before="2026-01-01T10:00:10") == [early.pk]
 
 
 def test_the_tasks_of_a_worker_are_found_by_its_name_and_by_its_id(client):
-    person(client, "view_task")
     worker = start_worker("mail-1")
     mine, done, _other = make("RUNNING", worker=worker), make("SUCCESSFUL", worker=worker), make("RUNNING")
     assert ids(client, worker="mail-1") == ids(client, worker=str(worker)) == [done.pk, mine.pk]
@@ -209,7 +192,6 @@ def test_the_tasks_of_a_worker_are_found_by_its_name_and_by_its_id(client):
 
 
 def test_keys_arguments_and_metadata_are_found_by_equality(client):
-    person(client, "view_task")
     row = make(lock_key="order:7", kwargs={"order": 7, "name": "x"}, meta={"tenant": "acme"})
     done = make("SUCCESSFUL", lock_key="order:7", kwargs={"order": 7})
     make(lock_key="order:8", kwargs={"order": 70}, meta={"tenant": "acme2"})
@@ -220,7 +202,6 @@ def test_keys_arguments_and_metadata_are_found_by_equality(client):
 
 
 def test_positional_arguments_are_found_by_name_if_a_function_is_chosen(client):
-    person(client, "view_task")
     row = make(task_path="tests.sample.tasks.echo", args=["hello"])
     [name, *_rest] = signature(echo.func).parameters
     assert ids(client, argument=f"{name}=hello") == []
@@ -233,7 +214,6 @@ SECRET = {"kwargs": {"card": "42"}, "meta": {"redact": ["card"], "card": "42"}, 
 @pytest.mark.parametrize("query", [{"argument": "card=42"}, {"metadata": "card=42"}, {"key": "card:42"}])
 def test_no_filter_finds_redacted_values(client, settings, query):
     """Otherwise a user could guess a hidden value, with one request for each guess."""
-    person(client, "view_task")
     make(**SECRET)
     assert ids(client, **query) == []
     row = make(**{**SECRET, "meta": {"card": "42"}})
@@ -245,7 +225,6 @@ def test_no_filter_finds_redacted_values(client, settings, query):
 
 
 def test_no_filter_finds_tasks_of_a_function_that_redacts_now(client, monkeypatch):
-    person(client, "view_task")
     row = make(kwargs={"card": "42"})
     monkeypatch.setattr(task_list, "redacting_paths", lambda: [row.task_path])
     assert ids(client, argument="card=42") == []
@@ -253,7 +232,6 @@ def test_no_filter_finds_tasks_of_a_function_that_redacts_now(client, monkeypatc
 
 def test_functions_and_queues_are_suggestions_and_not_links(client):
     """Hundreds of links would fill the page."""
-    person(client, "view_task")
     page = client.get(LIST, {"status__exact": "FAILED", "queue": "no-such", "q": "nothing"}).content.decode()
     assert '<option value="tests.sample.tasks.nothing">' in page
     assert "?task_path=" not in page

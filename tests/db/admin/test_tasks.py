@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 
 from django_pglock.admin import task_page
 from django_pglock.admin.task_page import sentence
-from django_pglock.models import Queue, Task, Waiter
+from django_pglock.models import Queue, Task
 from django_pglock.store.release import release
 from django_pglock.store.requests_to_worker import answer_stack
 from tests.db.admin.visits import (
@@ -41,7 +41,6 @@ def delete(client, row):
 
 @pytest.mark.parametrize("status", ["READY", "SCHEDULED", "RUNNING", "SUCCESSFUL", "FAILED", "CANCELLED"])
 def test_the_list_and_the_task_page_can_be_opened_for_each_status(client, status):
-    person(client, "view_task")
     row = make(status)
     assert f"#{row.pk}" in client.get(LIST).content.decode()
     page = client.get(url("task", "change", row.pk))
@@ -92,41 +91,22 @@ def test_a_task_that_was_started_again_is_not_deleted(client):
     assert Task.objects.exists()
 
 
-def test_a_task_for_which_others_wait_is_not_deleted(client):
-    person(client, "view_task", "delete_task")
-    row = make("SUCCESSFUL")
-    Waiter.objects.create(task=make("BLOCKED"), awaited=row.pk)
-    assert said(delete(client, row)) == [NOT_DELETED]
-
-
-def test_a_task_whose_unique_key_is_taken_for_a_period_is_not_deleted(client):
-    person(client, "view_task", "delete_task")
-    row = make("SUCCESSFUL", unique_key="x", unique_scope="PERIOD", unique_until=Now() + timedelta(hours=1))
-    assert said(delete(client, row)) == [NOT_DELETED]
-    Task.objects.filter(pk=row.pk).update(unique_until=Now() - timedelta(seconds=1))
-    assert NOT_DELETED not in said(delete(client, row))
-    assert not Task.objects.exists()
-
-
 # The page of one task: why the task does not run, and where its key and its schedule lead.
 
 
 def test_the_page_says_why_no_worker_runs_the_task(client):
     start_worker(queues=[])
-    person(client, "view_task")
     Queue.objects.pause("re&ports")
     reason = "No worker runs this task, because the queue re&amp;ports is paused. Resume the queue."
     assert f'<p class="errornote">{reason}</p>' in page_of(client, make(queue="re&ports"))
 
 
 def test_a_lock_key_leads_to_its_tasks(client):
-    person(client, "view_task")
     waiting = make("BLOCKED", lock_key="order:7", waits_for=0)
     assert '<a href="../../?key=order%3A7">order:7</a>' in page_of(client, waiting)
 
 
 def test_a_redacted_lock_key_is_no_link(client, settings):
-    person(client, "view_task")
     row = make("READY", lock_key="order:7")
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "REDACT": lambda path, name, value: "hidden"}
     page = page_of(client, row)
@@ -168,7 +148,6 @@ def failed():
 
 def test_the_page_begins_with_the_last_failure_and_the_last_frame_of_the_project(client):
     row = failed()
-    person(client, "view_task")
     page = page_of(client, row)
     assert '<p class="pglock-exception">ConnectionError in bank.py:88: the bank is away: 503</p>' in page
     assert "connect(&lt;bank&gt;)" in page
@@ -208,7 +187,6 @@ def test_the_state_is_a_sentence(status, fields, words):
 
 def test_the_task_summary_omits_empty_fields_and_links_the_others(client):
     worker = start_worker("box 7")
-    person(client, "view_task")
     page = page_of(client, make("RUNNING", worker=worker, queue="a&b"))
     assert 'href="../../?queue=a%26b">a&amp;b</a>' in page
     assert f'href="../../../worker/{worker}/change/">box 7</a>' in page
@@ -221,20 +199,17 @@ def test_the_task_summary_omits_empty_fields_and_links_the_others(client):
 def test_tasks_before_and_after_are_linked(client):
     first = tasks.nothing.enqueue()
     second = tasks.nothing.using(after=[first]).enqueue()
-    person(client, "view_task")
     for one, other in ((first, second), (second, first)):
         link = f'<a href="{url("task", "change", other.id)}">#{other.id}</a>'
         assert link in page_of(client, Task.objects.get(pk=one.id))
 
 
 def test_a_blocked_task_is_not_shown_as_an_error(client):
-    person(client, "view_task")
     assert "errornote" not in page_of(client, make("BLOCKED"))
     assert "errornote" in page_of(client, make("READY")), "no worker runs"
 
 
 def test_a_task_that_was_cancelled_because_of_another_says_so_on_its_page_and_in_the_list(client):
-    person(client, "view_task")
     first = tasks.echo.enqueue(1)
     final = Task.objects.get(pk=tasks.echo.using(after=[first]).enqueue(2).id)
     Task.objects.filter(pk=first.id).cancel()
