@@ -14,9 +14,9 @@ from django_pglock import task as task_
 from django_pglock.errors import TaskArgumentsError
 from django_pglock.models import Number, Queue, Task
 from django_pglock.store import insert_tasks as module
-from django_pglock.store.insert_tasks import Call, batches, due_of, is_alone, meta_of, row_of
+from django_pglock.store.insert_tasks import Call, batches, due_of, is_alone, meta_of
 from django_pglock.store.numbers import BOUNDS, BUCKETS, bucket_of, quantile
-from django_pglock.store.statements import CLAIM_COLUMNS, DATES, claim_columns
+from django_pglock.store.statements import CLAIM_COLUMNS, DATES
 from django_pglock.tasks.claim import Claim
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -75,10 +75,6 @@ def test_a_call_is_due_at_a_date_or_after_a_delay():
     assert due_of(keyed.digest) == (None, None)
 
 
-def test_a_result_is_kept_for_whole_seconds():
-    assert row_of(tasks.nothing.using(keep_result=timedelta(minutes=2)), Call("[]", "{}"), "{}")["keep_result"] == 120
-
-
 def test_a_call_has_an_exclusive_key_unless_its_concurrency_is_above_one():
     assert is_alone(tasks.nothing)
     assert is_alone(keyed.step)
@@ -131,16 +127,6 @@ def test_the_columns_are_the_fields_of_a_claim():
     assert names[:3] == ["id", "attempt", "worker"]
     assert set(DATES) < set(CLAIM_COLUMNS)
     assert ["id", "attempts", *names[3 : len(CLAIM_COLUMNS) + 1]] == list(CLAIM_COLUMNS)
-
-
-def test_dates_are_seconds_and_the_start_of_a_first_claim_is_left_out():
-    columns = claim_columns('"{}"'.format, "task.").split(", ")
-    text = claim_columns('"{}"'.format, "task.")
-    assert columns[:2] == ['task."id"', 'task."attempts"']
-    for date in DATES:
-        assert f'task."{date}"' in text
-    assert text.count("date_part('epoch', ") == len(DATES)
-    assert """date_part('epoch', NULLIF(task."started_at", task."last_attempted_at"))::text""" in text
 
 
 # A queryset of this package extends that of Django and hides none of its methods.

@@ -12,9 +12,8 @@ from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_pglock.error_reading import MAX_PATH, MAX_TEXT, describe_exception, message_of, storable
+from django_pglock.error_reading import MAX_TEXT, message_of, storable
 from django_pglock.errors import TaskArgumentsError
-from django_pglock.models import Attempt
 from django_pglock.tasks.arguments import MAX_RESULT, from_json, to_json
 
 json_values = st.recursive(
@@ -118,27 +117,6 @@ def test_a_long_text_keeps_its_beginning_and_its_end():
     half = MAX_TEXT // 2
     expected = "a" * half + "\n… 1,000 characters left out …\n" + "b" * half
     assert storable("a" * half + "-" * 1000 + "b" * half) == expected
-
-
-def test_an_exception_that_cannot_be_printed_is_described_all_the_same():
-    class Unprintable(Exception):
-        def __str__(self):
-            raise RuntimeError
-
-    Unprintable.__qualname__ = "U" * 2000
-    path, text = describe_exception(Unprintable())
-    assert len(path) == MAX_PATH == Attempt._meta.get_field("exception_path").max_length
-    assert "Unprintable" in text or "U" * 100 in text
-
-
-def test_an_exception_whose_attributes_cannot_be_read_is_described_all_the_same():
-    class Odd(Exception):
-        def __getattr__(self, name):
-            raise ZeroDivisionError
-
-    path, text = describe_exception(Odd())
-    assert path.endswith(".Odd")
-    assert path.rpartition(".")[2] in text
 
 
 def test_the_message_of_an_exception_is_one_short_line():

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from asgiref.sync import async_to_sync
 
-from django_pglock import LockKeyError, aenqueue_many, backend_for, enqueue_many
+from django_pglock import aenqueue_many, backend_for, enqueue_many
 from django_pglock.errors import TaskArgumentsError
 from django_pglock.tasks.compat import InvalidTask
 from tests.sample.tasks import nothing
@@ -40,24 +40,10 @@ def test_a_new_backend_takes_its_share_and_no_other_key_moves():
     assert 650 <= len(moved) <= 850
 
 
-def test_only_the_keys_of_a_backend_that_is_removed_move():
-    before, after = places("a", "b", "c"), places("a", "b")
-    assert {before[key] for key in KEYS if before[key] != after[key]} == {"c"}
-
-
-def test_a_name_and_its_parts_are_one_key():
-    assert backend_for("customer", 7, backends=["a", "b"]) == backend_for("customer:7", backends=["a", "b"])
-
-
 @pytest.mark.parametrize("backends", [[], (), "tasks"])
 def test_wrong_backends_are_refused(backends):
     with pytest.raises(ValueError, match="give the aliases of at least one backend"):
         backend_for(1, backends=backends)
-
-
-def test_invalid_names_of_locks_are_refused():
-    with pytest.raises(LockKeyError):
-        backend_for(None, backends=["a"])
 
 
 class Recording:

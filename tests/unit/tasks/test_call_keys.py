@@ -19,7 +19,6 @@ from django_pglock.tasks.call_keys import (
     check_call,
     key_maker,
     keys_of,
-    positional_names,
 )
 
 
@@ -125,11 +124,6 @@ def test_an_argument_that_is_no_part_of_a_key_is_refused_by_the_name_of_the_func
         keys_of(bill, ({1},), {})
 
 
-def test_values_of_star_args_have_the_name_of_the_parameter():
-    """Values are hidden by the names of their parameters."""
-    assert positional_names(gather, 4) == ["first", "rest", "rest", "rest"]
-
-
 def test_the_order_of_the_keys_of_a_dict_does_not_matter():
     assert key(bill, 1, {"a": 1, "b": 2}, "", ()) == key(bill, 1, {"b": 2, "a": 1}, "", ())
     assert key(bill, 1, "{", "", ()) == key(bill, order_id=1, options="{")
@@ -174,14 +168,6 @@ def test_the_name_of_an_advisory_lock_is_not_cut():
     assert keys_of(decorated, ("a" * (LONGEST_KEY - 105),), {}).lock == "sort:" + "a" * (LONGEST_KEY - 105)
     with pytest.raises(TaskArgumentsError, match=f"has {LONGEST_KEY - 99} characters.* {LONGEST_KEY - 100} at most"):
         keys_of(decorated, ("a" * (LONGEST_KEY - 104),), {})
-
-
-@pytest.mark.usefixtures("own_registry")
-def test_a_call_without_the_argument_of_its_group_key_names_the_argument():
-    decorated = task(group="{first}")(sort.func)
-    said = r"\{first\} has no value for a key in this call: 'first'"
-    with pytest.raises(LockKeyError, match=said):
-        keys_of(decorated, (), {"second": 1})
 
 
 @pytest.mark.usefixtures("own_registry")

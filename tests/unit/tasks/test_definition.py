@@ -166,10 +166,6 @@ def test_run_after_refuses_a_value_that_is_no_date():
         tasks.echo.using(run_after="x")
 
 
-def test_redacted_names_are_those_of_parameters():
-    assert task(redact=["value"])(tasks.echo.func).redact == ("value",)
-
-
 # ``@task``: each way of writing it makes the same object, or says what is wrong with an option.
 
 
@@ -194,23 +190,6 @@ def test_a_function_keeps_our_options_with_another_backend(settings):
     assert isinstance(decorated, PostgresTask)
     assert (decorated.max_attempts, decorated.lock) == (3, "order:{order}")
     assert decorated.enqueue(7).return_value == 7
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"max_retries": 3}, r"@task on mail has no option 'max_retries'. .*max_attempts"),
-        (
-            {"run_after": 5},
-            r"@task on mail: run_after is an option of a single call\. Write task\.using\(run_after=",
-        ),
-        ({"func": mail}, r"@task on mail has no option 'func'"),
-        ({"zzz": 1, "after": 1}, r"after is an option of a single call.* has no option 'zzz'"),
-    ],
-)
-def test_all_options_that_the_decorator_does_not_take_are_named_at_once(options, text):
-    with pytest.raises(TaskOptionError, match=text):
-        task(**options)(mail)
 
 
 # Functions that read the options of a task.
@@ -285,12 +264,6 @@ def test_a_task_is_compared_by_its_options_and_can_be_a_key():
         assert name not in repr(call)
         object.__setattr__(call, name, {"timeout": 3})
         assert call == tasks.echo.using(meta={"trace": "abc"}, timeout=5), "only options are compared"
-
-
-@pytest.mark.parametrize("name", ["carried", "kept"])
-def test_internal_attributes_of_a_task_are_no_options(name):
-    with pytest.raises(TaskOptionError, match=f"has no option '{name}'"):
-        task(**{name: 1})(send)
 
 
 def test_type_checkers_know_the_options_of_the_table():

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from django_pglock import Exponential, Group, Rate, Unique
+from django_pglock import Exponential, Group, Linear, Rate, Unique
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks import options
 from django_pglock.tasks.fields import MOST_CONCURRENT, OPTIONS
@@ -36,10 +36,6 @@ def test_a_number_has_a_smallest_and_a_largest_value(check, most):
     for wrong in (0, most + 1, True, 1.5, "1", None):
         with pytest.raises(TaskOptionError, match=f"give a number from 1 to {most:,}"):
             check(wrong)
-
-
-def test_the_largest_concurrency_fits_into_a_smallint():
-    assert MOST_CONCURRENT == 2**15 - 1
 
 
 @pytest.mark.parametrize(
@@ -131,13 +127,6 @@ def test_a_short_form_stands_for_its_class():
         assert OPTIONS[name].check(name, value) is value
 
 
-@pytest.mark.parametrize("name", ["Unique", "Group", "Rate"])
-def test_a_value_of_another_type_is_refused_with_the_class_to_use(name):
-    option = name.lower()
-    with pytest.raises(TaskOptionError, match=rf"{option} is 5; give a template or a {name}\(\)"):
-        OPTIONS[option].check(option, 5)
-
-
 def test_the_least_level_of_what_is_captured_may_be_zero():
     """0 is equal to False, but it is ``logging.NOTSET``: everything."""
     levels = [options.log_level("capture_logs", value) for value in (logging.NOTSET, True, "INFO", 30, False)]
@@ -147,37 +136,7 @@ def test_the_least_level_of_what_is_captured_may_be_zero():
             options.log_level("capture_logs", wrong)
 
 
-@pytest.mark.parametrize("value", ["", None, 5, b"a"])
-def test_a_template_is_a_text_that_is_not_empty(value):
-    with pytest.raises(TaskOptionError, match=r"lock is .*; give a template"):
-        options.template("lock", value)
-    options.template("lock", "a")
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (partial(Unique, key=5), "Unique: key is 5"),
-        (partial(Group, key=None), "Group: key is None"),
-        (partial(Rate, 1, key=""), "Rate: key is ''"),
-        (partial(Rate, 1, per=1e300), r"per is 1e\+300; the maximum is ten years"),
-        (partial(Unique, period=1e300), r"period is 1e\+300; the maximum is ten years"),
-        (partial(Group, "a", gather=1e300), r"gather is 1e\+300; the maximum is ten years"),
-    ],
-)
-def test_an_invalid_value_is_refused_where_it_is_written(make, words):
-    with pytest.raises(TaskOptionError, match=words):
-        make()
-
-
-@pytest.mark.parametrize("text", ["a\0:{x}", "\ud800:{x}"], ids=["NUL", "surrogate"])
-def test_a_template_has_only_characters_that_a_row_can_hold(text):
-    """No call could be enqueued, so the decorator refuses the template."""
-    with pytest.raises(TaskOptionError, match=r"lock contains a NUL character or a lone surrogate"):
-        options.template("lock", text)
-
-
-@pytest.mark.parametrize("make", [Unique, partial(Group, "a"), partial(Rate, 1), Exponential])
+@pytest.mark.parametrize("make", [Unique, partial(Group, "a"), partial(Rate, 1), Exponential, partial(Linear, 1)])
 def test_the_value_of_an_option_is_equal_to_another_and_never_changes(make):
     """It is checked once, when it is made, and calls of many threads share it."""
     value = make()
@@ -186,10 +145,6 @@ def test_the_value_of_an_option_is_equal_to_another_and_never_changes(make):
     for field in fields(value):
         with pytest.raises(FrozenInstanceError):
             setattr(value, field.name, None)
-
-
-def test_a_group_has_at_most_a_thousand_calls_unless_it_says_otherwise():
-    assert (Group("a").limit, MOST_IN_GROUP) == (1000, 10_000)
 
 
 # The names of queues, and which worker serves which queue.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime, timedelta, timezone
 from importlib import import_module
 from types import SimpleNamespace
@@ -50,16 +49,6 @@ def error(path="builtins.ValueError"):
     return error_of(SimpleNamespace(exception_path=path, traceback="ValueError: no"))
 
 
-def test_the_class_of_an_error_is_not_imported():
-    assert (error().exception_class, error().traceback) == (ValueError, "ValueError: no")
-    for path in ("shop.nowhere.Error", "builtins.NoSuchError", "ValueError"):
-        with pytest.raises(ImportError, match=f"{path!r} is not imported, and reading a result imports nothing"):
-            _ = error(path).exception_class
-    for path in ("builtins.print", "builtins.int"):
-        with pytest.raises(ValueError, match=f"{path!r} is not an exception class"):
-            _ = error(path).exception_class
-
-
 def test_a_result_is_of_the_call_with_its_options():
     assert as_called(tasks.echo, priority=0, queue_name="default") is tasks.echo
     called = as_called(tasks.echo, priority=5, queue_name="default")
@@ -77,53 +66,6 @@ def test_a_wait_for_a_result_passes_its_remaining_time_and_fails_with_the_reason
         result_of().wait(10)
     assert str(timed_out.value) == f"Task 7 has not finished within 10 s{': ' if why else ''}{why}."
     assert asked == [(7, 7.0)]
-
-
-async def in_coroutine(result, *args):
-    return await result.await_(*args)
-
-
-#: The two kinds of wait.
-WAITS = [PostgresTaskResult.wait, lambda *args: asyncio.run(in_coroutine(*args))]
-
-
-either_wait = pytest.mark.parametrize("wait", WAITS, ids=["wait", "await_"])
-
-
-@pytest.fixture
-def wait_with(monkeypatch):
-    """Give all results a backend with these answers to a wait, and these statuses at each refresh."""
-
-    def prepare(answers, statuses=()):
-        answers, statuses = iter(answers), iter(statuses)
-
-        def await_end(id_, timeout):
-            return next(answers)
-
-        def refresh(result):
-            object.__setattr__(result, "status", next(statuses))
-
-        async def await_end_async(id_, timeout):
-            return next(answers)
-
-        async def arefresh(result):
-            refresh(result)
-
-        backend = SimpleNamespace(
-            await_end=await_end, await_end_async=await_end_async, why_unfinished="{} waits".format
-        )
-        monkeypatch.setattr(PostgresTaskResult, "_backend", backend)
-        monkeypatch.setattr(PostgresTaskResult, "refresh", refresh)
-        monkeypatch.setattr(PostgresTaskResult, "arefresh", arefresh)
-
-    return prepare
-
-
-@either_wait
-def test_a_wait_ends_with_its_timeout_and_the_reason(wait, wait_with):
-    wait_with([None])
-    with pytest.raises(TimeoutError, match=r"^Task 7 has not finished within 5 s: 7 waits\.$"):
-        wait(result_of(), 5)
 
 
 def test_a_wait_is_never_shorter_than_nothing(monkeypatch):
