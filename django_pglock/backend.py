@@ -18,7 +18,7 @@ from psycopg.errors import UndefinedTable
 from django_pglock.conf import get_settings, task_database
 from django_pglock.errors import TaskArgumentsError, model_of
 from django_pglock.postgres.connections import connection_for, transaction_block
-from django_pglock.store.attempts import result_of_row
+from django_pglock.store.attempts import result_of_row, unknown_function
 from django_pglock.store.await_end import await_end, await_end_async
 from django_pglock.store.enqueue import enqueue, enqueue_many
 from django_pglock.store.id_range import id_in
@@ -176,9 +176,7 @@ class PostgresBackend(BaseTaskBackend):
             )
         result = result_of_row(row)
         if result is None:
-            raise TaskResultDoesNotExist(
-                f"Task {result_id} calls {row.task_path}, which this process has not imported. Import its module first."
-            )
+            raise TaskResultDoesNotExist(unknown_function(row))
         return result
 
     def _row_of(self, task_id: int) -> Any:

@@ -97,8 +97,9 @@ def last_failures(using: str, tasks: Iterable[Task]) -> dict[int, tuple[str, str
 
 def before_and_after(task: Task) -> tuple[list[int], list[int]]:
     """Return the ids of tasks that this one was to run after, and of tasks that wait for this one, a few of each."""
-    named = task.meta.get("after") if isinstance(task.meta, dict) else None
-    before = [int(each) for each in named[:FEW] if str(each).isdigit()] if isinstance(named, list) else []
+    meta = task.meta if isinstance(task.meta, dict) else {}
+    named = [each for name in ("after", "after_ended") if isinstance(ids := meta.get(name), list) for each in ids]
+    before = [int(each) for each in named[:FEW] if str(each).isdigit()]
     if task.finished_at:
         return before, []
     waiting = Waiter.objects.filter(awaited=task.pk, task__isnull=False).order_by("awaited", F("task") + 0)

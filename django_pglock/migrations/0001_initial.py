@@ -336,6 +336,7 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False, verbose_name="id")),
                 ("awaited", models.BigIntegerField(verbose_name="awaited")),
                 ("task", models.ForeignKey(db_constraint=False, null=True, on_delete=models.CASCADE, related_name="awaiting", to="django_pglock.task", verbose_name="task")),
+                ("has_ended", models.BooleanField(null=True)),
             ],
             options={
                 "verbose_name": "waiter",

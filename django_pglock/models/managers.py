@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from django.db import models
 from django.utils.asyncio import async_unsafe
 
-from django_pglock.store import count, liveness, numbers, operate, schedules
+from django_pglock.store import attempts, count, liveness, numbers, operate, schedules
 from django_pglock.store import failures as failed_tasks
 from django_pglock.store import prune as pruning
 from django_pglock.store import ready as ready_tasks
@@ -98,6 +98,7 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
     unknown = _report(ready_tasks.unknown)
     queue_counts = _report(count.queue_counts)
     failures = _report(failed_tasks.failures)
+    results = _method(attempts.results, lambda tasks: for_writing(tasks).db)
 
 
 class ScheduleQuerySet(models.QuerySet[Any]):

@@ -247,8 +247,9 @@ class Attempt(Row):
 class Waiter(Row):
     """One wait for the end of the task ``awaited``, by ``task`` or, if that is None, by a process that listens.
 
-    The row is deleted when the wait is over. ``awaited`` is not a foreign key, so that finished tasks can be pruned
-    without a query of this table.
+    The row is deleted when the wait is over. That of ``after_ended=`` stays until the waiting task has ended, so that
+    pruning keeps what that task reads. ``awaited`` is not a foreign key, so that finished tasks can be pruned without a
+    query of this table.
     """
 
     id = models.BigAutoField(_("id"), primary_key=True)
@@ -256,6 +257,8 @@ class Waiter(Row):
     task = models.ForeignKey(
         Task, on_delete=models.CASCADE, related_name="awaiting", verbose_name=_("task"), null=True, db_constraint=False
     )
+    # Null for waits that the end of the awaited task ends.
+    has_ended = models.BooleanField(null=True)
 
     for_dumpdata = DumpedManager()
     objects = models.Manager()

@@ -84,7 +84,7 @@ own AS (
 def can_admit_at_once(using: str, task: TaskFields) -> bool:
     """Return whether a call with a key can be written and admitted in one transaction of our own."""
     has_token = task.rate is None or (_has_gate(task) and due_of(task) == (None, None))
-    return has_token and not task.after and task.unique is None and not in_transaction(connection_for(using))
+    return has_token and not task.awaited and task.unique is None and not in_transaction(connection_for(using))
 
 
 def enqueue_one(using: str, task: TaskFields, call: Call, meta: str) -> tuple[Enqueued, bool]:

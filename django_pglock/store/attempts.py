@@ -6,14 +6,19 @@ In the statements of this folder it is ``attempts - uncounted``, and the models 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from operator import itemgetter
+from types import SimpleNamespace
 from typing import Any
 
-from django.db.models import OuterRef, Subquery
+from django.db.models import Aggregate, JSONField, OuterRef, Subquery
+from django.db.models.functions import JSONObject
 from django.db.models.lookups import IsNull
 
 from django_pglock.store.statements import rows_of
 from django_pglock.tasks import registry
-from django_pglock.tasks.compat import TaskResult
+from django_pglock.tasks.compat import TaskResult, TaskResultDoesNotExist
+from django_pglock.tasks.options import task_ids
 from django_pglock.tasks.results import as_called, error_of, make_result
 from django_pglock.tasks.states import TaskStatus
 
@@ -40,16 +45,50 @@ def failures_of(row: Any) -> list[Any]:
     return attempts_before(row._state.db, row.pk)  # noqa: SLF001 - Django has no public name for it
 
 
-def result_of_row(row: Any) -> TaskResult[..., Any] | None:
+def results(using: str, ids: Iterable[TaskResult[..., Any] | str | int]) -> list[TaskResult[..., Any]]:
+    """Return the results of these tasks, in the order of the ids, by one query.
+
+    Raises ``TaskResultDoesNotExist`` if a task is missing, or if this process does not know its function.
+    """
+    numbers = task_ids("ids", ids)
+    # All attempts of a task are one value, so that there is no second query.
+    fields = ("number", "exception_path", "traceback", "worker")
+    own = rows_of("Attempt", using).filter(task=OuterRef("pk")).order_by().values("task")
+    failures = own.annotate(
+        all=Aggregate(JSONObject(**{name: name for name in fields}), function="jsonb_agg", output_field=JSONField())
+    )
+    tasks = rows_of("Task", using).annotate(all_failures=Subquery(failures.values("all"))).in_bulk(numbers)
+    return [_result_in(tasks, number) for number in numbers]
+
+
+def _result_in(tasks: dict[int, Any], number: int) -> TaskResult[..., Any]:
+    if (row := tasks.get(number)) is None:
+        raise TaskResultDoesNotExist(
+            f"There is no task {number}. Finished tasks are deleted after their keep_result, or by PRUNE_AFTER."
+        )
+    failures = sorted(row.all_failures or (), key=itemgetter("number"))
+    result = result_of_row(row, [SimpleNamespace(**failure) for failure in failures])
+    if result is None:
+        raise TaskResultDoesNotExist(unknown_function(row))
+    return result
+
+
+def unknown_function(row: Any) -> str:
+    """Return why the row of a task has no result in this process."""
+    return f"Task {row.pk} calls {row.task_path}, which this process has not imported. Import its module first."
+
+
+def result_of_row(row: Any, failures: list[Any] | None = None) -> TaskResult[..., Any] | None:
     """Return the ``TaskResult`` of a task's row, None if this process does not know its function.
 
-    Sends one query for the failed attempts, unless the task cannot have any.
+    ``failures``: its failed attempts. None sends one query for them, unless the task cannot have any.
     """
     definition = registry.find(row.task_path)
     if definition is None:
         return None
-    may_have_failed = row.attempts or row.status == TaskStatus.CANCELLED
-    failures = failures_of(row) if may_have_failed else []
+    if failures is None:
+        may_have_failed = row.attempts or row.status == TaskStatus.CANCELLED
+        failures = failures_of(row) if may_have_failed else []
     workers = [str(failure.worker) for failure in failures if failure.worker is not None]
     if row.worker is not None and (not failures or failures[-1].number != row.attempts_made):
         workers.append(str(row.worker))

@@ -40,8 +40,8 @@ def enqueue_many(using: str, task: TaskFields, calls: Sequence[Call], *, meta: s
     write = insert_calls if task.unique is None else enqueue_unique
     rows = write(using, task, calls, meta)
     statuses = {row.status for row in rows}
-    if task.after:
-        release_ended_on_commit(using, task.after)
+    if awaited := task.awaited:
+        release_ended_on_commit(using, awaited)
     elif TaskStatus.BLOCKED in statuses:
         _admit_on_commit(using, task, calls, rows)
     _wake(using, task, statuses)

@@ -111,6 +111,8 @@ def meta_of(task: TaskFields, headers: Mapping[str, Any] | None = None) -> str:
         meta["redact"] = task.redact
     if task.after:
         meta["after"] = task.after
+    if others := [each for each in task.after_ended if each not in task.after]:
+        meta["after_ended"] = others
     if headers:
         meta[HEADERS] = headers
     return to_json(meta, what=f"The meta of {task.module_path}") if meta else "{}"
@@ -148,8 +150,8 @@ WITH {awaited}new AS (
 SELECT min(status), date_part('epoch', min(enqueued_at)), string_agg(id::text, ',' ORDER BY id) FROM new
 """
 
-# The parts of ``ENQUEUE_MANY`` for calls that run after other tasks (``after=``). Nothing is written if one of the
-# other tasks does not exist. The new tasks are always BLOCKED. ``RELEASE`` changes their status later.
+# The parts of ``ENQUEUE_MANY`` for calls that run after other tasks (``after=``, ``after_ended=``). Nothing is written
+# if one of the other tasks does not exist. The new tasks are always BLOCKED. ``RELEASE`` changes their status later.
 #
 # The others are locked, because pruning skips locked rows. Before the commit of the new task, no other transaction can
 # see that the new task waits for them. FOR KEY SHARE is the lock that a foreign key takes. It does not conflict with a
@@ -159,7 +161,8 @@ _AWAITED = """awaited AS MATERIALIZED (
 ), """
 _ALL_EXIST = " WHERE (SELECT count(*) FROM awaited) = {number}"
 _WAITERS = """, waiters AS (
-    INSERT INTO {waiter} (task_id, awaited) SELECT new.id, awaited.id FROM new, awaited
+    INSERT INTO {waiter} (task_id, awaited, has_ended)
+    SELECT new.id, awaited.id, CASE WHEN awaited.id <> ALL ('{after}'::bigint[]) THEN false END FROM new, awaited
 )"""
 
 
@@ -224,12 +227,12 @@ def insert_calls(
     """
     connection = connection_for(using)
     connection.ensure_connection()
-    if len(calls) == 1 and not task.after and not ids:
+    if len(calls) == 1 and not task.awaited and not ids:
         row: Any = send(connection, insert_of(columns_of(connection, task, calls[0], meta)))
         return [Enqueued(row[0], row[1], row[2], calls[0].unique)] if row else []
     sent: Any = send(connection, insert_many(connection, task, calls, meta, ids))
     status, enqueued_at, written = sent
-    if not written and task.after:
+    if not written and task.awaited:
         _refuse_missing(using, task)
     new = set(map(int, written.split(","))) if written else set()
     given = zip(ids or sorted(new), calls, strict=bool(ids or task.unique is None))
@@ -251,8 +254,9 @@ def insert_many(connection: Any, task: TaskFields, calls: Sequence[Call], meta: 
     }
     if ids:
         functions = {"id": f"unnest('{array_of_numbers(ids)}'::bigint[])", **functions}
-    if task.after:
-        columns |= {"waits_for": str(len(set(task.after))), "status": "'BLOCKED'"}
+    awaited = task.awaited
+    if awaited:
+        columns |= {"waits_for": str(len(awaited)), "status": "'BLOCKED'"}
     columns |= {name: f"call.{name}" for name in functions}
     tables = {"task": filled("{task}"), "waiter": filled("{waiter}")}
     return ENQUEUE_MANY.format(
@@ -261,17 +265,19 @@ def insert_many(connection: Any, task: TaskFields, calls: Sequence[Call], meta: 
         values=", ".join(columns.values()),
         arrays=", ".join(functions.values()),
         names=", ".join(functions),
-        awaited=_AWAITED.format(**tables, ids=array_of_numbers(task.after)) if task.after else "",
-        condition=_ALL_EXIST.format(number=len(set(task.after))) if task.after else "",
-        waiters=_WAITERS.format(**tables) if task.after else "",
+        awaited=_AWAITED.format(**tables, ids=array_of_numbers(awaited)) if awaited else "",
+        condition=_ALL_EXIST.format(number=len(awaited)) if awaited else "",
+        waiters=_WAITERS.format(**tables, after=array_of_numbers(task.after)) if awaited else "",
     )
 
 
 def _refuse_missing(using: str, task: TaskFields) -> None:
-    """Raise ``TaskOptionError`` if a task of ``after=`` does not exist."""
-    there = rows_of("Task", using).in_bulk(task.after)
-    if missing := [str(each) for each in task.after if each not in there]:
-        raise TaskOptionError(f"after of {task.module_path} names a task that does not exist: {', '.join(missing)}.")
+    """Raise ``TaskOptionError`` if a task of ``after=`` or ``after_ended=`` does not exist."""
+    there = rows_of("Task", using).in_bulk(task.awaited)
+    for option, named in (("after", task.after), ("after_ended", task.after_ended)):
+        if missing := [str(each) for each in named if each not in there]:
+            text = f"{option} of {task.module_path} names a task that does not exist: {', '.join(missing)}."
+            raise TaskOptionError(text)
 
 
 def _after(seconds: float) -> str:

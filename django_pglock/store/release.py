@@ -72,7 +72,9 @@ AWAITED_BETWEEN = "SELECT awaited FROM {waiter} WHERE awaited BETWEEN %s AND %s 
 AWAITED = "SELECT DISTINCT awaited FROM {waiter} WHERE awaited = ANY (%s::bigint[])"
 
 # Releases the waiters of tasks that have ended or no longer exist. A waiting task leaves BLOCKED when it has nothing
-# more to wait for. It is cancelled if a task that it waits for did not succeed. Waiting processes are notified.
+# more to wait for. It is cancelled if a task of its ``after=`` did not succeed. Waiting processes are notified.
+#
+# The waiters of ``after_ended=`` stay, marked by ``has_ended``, so that pruning keeps what the waiting task may read.
 #
 # ``waits_for`` in the row of the waiting task is decremented under its row lock. So if two tasks end at the same time,
 # both are counted. The rows are locked in the order of their ids, so two statements cannot deadlock. The statement
@@ -87,24 +89,33 @@ AWAITED = "SELECT DISTINCT awaited FROM {waiter} WHERE awaited = ANY (%s::bigint
 # task, and soon ends.
 RELEASE = """
 WITH done AS MATERIALIZED (
-    SELECT waiter.id, waiter.awaited, waiter.task_id, task.status IS DISTINCT FROM 'SUCCESSFUL' AS has_failed
+    SELECT waiter.id, waiter.awaited, waiter.task_id, waiter.has_ended IS NOT NULL AS stays,
+           waiter.has_ended IS NULL AND task.status IS DISTINCT FROM 'SUCCESSFUL' AS has_failed
     FROM {waiter} AS waiter LEFT JOIN LATERAL (
         SELECT task.id, task.status, task.finished_at FROM {task} AS task WHERE task.id = waiter.awaited LIMIT 1
     ) AS task ON true
     WHERE waiter.awaited = ANY (%s::bigint[]) AND (task.id IS NULL OR task.finished_at IS NOT NULL)
+      AND waiter.has_ended IS NOT TRUE
     ORDER BY waiter.awaited, waiter.task_id + 0 LIMIT %s
 ), locked AS MATERIALIZED (
     SELECT task.id FROM {task} AS task WHERE task.id = ANY (ARRAY(SELECT task_id FROM done))
     ORDER BY task.id FOR NO KEY UPDATE OF task
 ), gone AS MATERIALIZED (
     DELETE FROM {waiter} AS waiter USING done
-    WHERE waiter.id = done.id AND waiter.id = ANY (ARRAY(SELECT id FROM done))
+    WHERE waiter.id = done.id AND waiter.id = ANY (ARRAY(SELECT id FROM done WHERE NOT stays))
       AND (done.task_id IS NULL OR done.task_id = ANY (ARRAY(SELECT id FROM locked)))
     RETURNING done.awaited, done.task_id, done.has_failed
+), marked AS MATERIALIZED (
+    UPDATE {waiter} AS waiter SET has_ended = true FROM done
+    WHERE waiter.id = done.id AND waiter.id = ANY (ARRAY(SELECT id FROM done WHERE stays))
+      AND waiter.has_ended IS FALSE AND done.task_id = ANY (ARRAY(SELECT id FROM locked))
+    RETURNING done.awaited, done.task_id, false AS has_failed
+), released AS MATERIALIZED (
+    SELECT * FROM gone UNION ALL SELECT * FROM marked
 ), child AS MATERIALIZED (
     SELECT task_id AS id, count(*)::int AS done, bool_or(has_failed) AS has_failed,
            min(awaited) FILTER (WHERE has_failed) AS failed
-    FROM gone WHERE task_id IS NOT NULL GROUP BY task_id
+    FROM released WHERE task_id IS NOT NULL GROUP BY task_id
 ), moved AS (
     UPDATE {task} AS task
     SET waits_for = GREATEST(0, task.waits_for - child.done),
@@ -131,29 +142,39 @@ WITH done AS MATERIALIZED (
 ), notified AS MATERIALIZED (
     SELECT count(pg_notify(%s, awaited::text)) FROM (SELECT DISTINCT awaited FROM gone WHERE task_id IS NULL) AS ended
 )
-SELECT moved.id, moved.status, moved.queue, moved.lock_key, moved.waits_for, (SELECT count(*) FROM gone)
+SELECT moved.id, moved.status, moved.queue, moved.lock_key, moved.waits_for, (SELECT count(*) FROM released)
 FROM notified LEFT JOIN moved ON true
 """
 LIMIT_RELEASE = ("SET LOCAL lock_timeout = '100ms'",)
 RELEASE_UNLOCKED = RELEASE.replace("OF task\n", "OF task SKIP LOCKED\n")
 
 # The next waiters in the order of their ids, each with the task that it waits for if that task has ended or no longer
-# exists. After a crash, such a waiter may not have been released.
+# exists. After a crash, such a waiter may not have been released. Those of ``after_ended=`` whose waiting task has
+# ended as well are deleted.
 ORPHANED_WAITERS = """
-SELECT waiter.id, CASE WHEN task.id IS NULL OR task.finished_at IS NOT NULL THEN waiter.awaited END
-FROM (SELECT id, awaited FROM {waiter} WHERE id > %s ORDER BY id LIMIT %s) AS waiter
-LEFT JOIN LATERAL (SELECT task.id, task.finished_at FROM {task} AS task WHERE task.id = waiter.awaited LIMIT 1) AS task
-    ON true
-ORDER BY waiter.id
+WITH page AS MATERIALIZED (
+    SELECT id, awaited, task_id, has_ended FROM {waiter} WHERE id > %s ORDER BY id LIMIT %s
+), over AS MATERIALIZED (
+    SELECT id FROM page WHERE has_ended AND (
+        SELECT task.finished_at IS NULL FROM {task} AS task WHERE task.id = page.task_id LIMIT 1) IS NOT TRUE
+), gone AS (
+    DELETE FROM {waiter} WHERE id = ANY (ARRAY(
+        SELECT id FROM {waiter} WHERE id = ANY (ARRAY(SELECT id FROM over)) FOR UPDATE SKIP LOCKED))
+)
+SELECT page.id, CASE WHEN page.has_ended IS NOT TRUE AND (task.id IS NULL OR task.finished_at IS NOT NULL)
+                     THEN page.awaited END
+FROM page LEFT JOIN LATERAL (
+    SELECT task.id, task.finished_at FROM {task} AS task WHERE task.id = page.awaited LIMIT 1) AS task ON true
+ORDER BY page.id
 """
 
 
 def release(using: str, awaited: Iterable[int]) -> int:
     """Release the waiters of those of these tasks that have ended. Returns how many waiting tasks were changed.
 
-    A waiting task leaves BLOCKED when the last task that it waits for has ended. It is cancelled if one of them did not
-    succeed, and so are the tasks that wait for it. If another transaction has locked the waiting task, upkeep releases
-    it later.
+    A waiting task leaves BLOCKED when the last task that it waits for has ended. It is cancelled if one of its
+    ``after=`` did not succeed, and so are the tasks that wait for it. If another transaction has locked the waiting
+    task, upkeep releases it later.
     """
     moved, ids = 0, set(awaited)
     while ids and (ids := _awaited(using, ids)):
@@ -181,7 +202,7 @@ def release_ended_on_commit(using: str, awaited: Collection[int]) -> None:
 
 
 def orphaned_waiters(using: str, after: int, *, limit: int = WAITERS_AT_ONCE) -> list[tuple[int, int | None]]:
-    """Return the ids of the next waiters behind the id ``after``.
+    """Return the ids of the next waiters behind the id ``after``, and delete those of ``after_ended=`` that are over.
 
     Each comes with the id of the awaited task if that task has ended or is deleted, otherwise with None.
     """
@@ -223,36 +244,39 @@ def _release(using: str, ids: list[int]) -> tuple[list[tuple[int, str, str, str 
     return moved, released
 
 
-# Tasks that run after others (``after=``) wait for them again when they are retried.
+# Tasks that run after others (``after=``, ``after_ended=``) wait for them again when they are retried.
 
 
 #: The number of retried tasks that one statement blocks again. The planner may compare each pair of them.
 BLOCKED_AT_ONCE = 200
 
 # Which of these tasks were enqueued to run after others.
-HAVE_DEPENDENCIES = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) AND meta ? 'after'"
+HAVE_DEPENDENCIES = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) AND meta ?| '{{after,after_ended}}'"
 
-# Makes retried tasks wait again for the tasks of their ``after=`` that have not succeeded, also for those that have
-# ended. ``RELEASE`` runs after the commit and treats those as it does for new tasks. A retried task does not wait for a
-# task that no longer exists, because that task was pruned, so it ended long ago. If a task was cancelled while it
-# waited, its waiter rows still exist and would count twice. So they are deleted first. IN within an expression uses a
-# hash table. A join may compare each pair.
+# Makes retried tasks wait again for the tasks of their ``after=`` that have not succeeded, and for all those of their
+# ``after_ended=``. ``RELEASE`` runs after the commit and treats those that have ended as it does for new tasks. A
+# retried task does not wait for a task that no longer exists, because that task was pruned, so it ended long ago. If a
+# task was cancelled while it waited, its waiter rows still exist and would count twice. So they are deleted first. IN
+# within an expression uses a hash table. A join may compare each pair.
 WAIT_AGAIN = """
 WITH named AS MATERIALIZED (
-    SELECT task.id AS task_id, after.id::bigint AS awaited FROM {task} AS task CROSS JOIN LATERAL
-        jsonb_array_elements_text(CASE WHEN jsonb_typeof(task.meta -> 'after') = 'array' THEN task.meta -> 'after' END)
-        AS after (id)
+    SELECT task.id AS task_id, each.id::bigint AS awaited, kind.option = 'after_ended' AS is_any_end
+    FROM {task} AS task CROSS JOIN (VALUES ('after'), ('after_ended')) AS kind (option) CROSS JOIN LATERAL
+        jsonb_array_elements_text(CASE WHEN jsonb_typeof(task.meta -> option) = 'array' THEN task.meta -> option END)
+        AS each (id)
     WHERE task.id = ANY (%s::bigint[])
 ), locked AS MATERIALIZED (
     SELECT task.id FROM {task} AS task
-    WHERE task.id = ANY (ARRAY(SELECT awaited FROM named)) AND task.status || '' <> 'SUCCESSFUL'
+    WHERE task.id = ANY (ARRAY(SELECT awaited FROM named))
+      AND (task.status || '' <> 'SUCCESSFUL' OR task.id = ANY (ARRAY(SELECT awaited FROM named WHERE is_any_end)))
     ORDER BY task.id FOR KEY SHARE
 ), waits AS MATERIALIZED (
-    SELECT task_id, awaited FROM named WHERE (awaited IN (SELECT id FROM locked)) IS TRUE
+    SELECT task_id, awaited, is_any_end FROM named WHERE (awaited IN (SELECT id FROM locked)) IS TRUE
 ), gone AS (
     DELETE FROM {waiter} WHERE task_id = ANY (ARRAY(SELECT task_id FROM named))
 ), new AS (
-    INSERT INTO {waiter} (task_id, awaited) SELECT task_id, awaited FROM waits
+    INSERT INTO {waiter} (task_id, awaited, has_ended)
+    SELECT task_id, awaited, CASE WHEN is_any_end THEN false END FROM waits
 ), blocked AS (
     UPDATE {task} AS task SET status = 'BLOCKED', waits_for = counted.waits
     FROM (SELECT task_id, count(*)::int AS waits FROM waits GROUP BY task_id) AS counted
@@ -263,7 +287,7 @@ SELECT DISTINCT awaited FROM waits
 
 
 def wait_again(using: str, ids: Sequence[int]) -> None:
-    """Block each of these retried tasks until all tasks of its ``after=`` have succeeded.
+    """Block each of these retried tasks until its ``after=`` have succeeded, and its ``after_ended=`` have ended.
 
     Call it in the transaction that retries them. If a task of its ``after=`` has failed and is not retried as well, the
     retried task is cancelled again after the commit.

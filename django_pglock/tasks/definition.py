@@ -81,8 +81,8 @@ class PostgresTask(TaskFields):
             and self.rate is not None
             and self.rate.key is not None,
             f"concurrency={self.concurrency!r} needs a key. Write it as lock.": self.concurrency and not self.lock,
-            "on_conflict='replace' cannot be combined with after, because a task cannot replace another one and wait "
-            "for a third.": self.after and self.unique and self.unique.on_conflict == "replace",
+            "on_conflict='replace' cannot be combined with after or after_ended, because a task cannot replace another "
+            "one and wait for a third.": self.awaited and self.unique and self.unique.on_conflict == "replace",
             "advisory=True needs the name of a lock. Write it as lock.": self.advisory and not self.lock,
             "advisory cannot be combined with concurrency, because an advisory lock has one holder.": self.advisory
             and self.concurrency,
@@ -224,6 +224,7 @@ if TYPE_CHECKING:
 
         run_after: datetime | timedelta | None
         after: TaskResult[..., Any] | str | int | Iterable[TaskResult[..., Any] | str | int] | None
+        after_ended: TaskResult[..., Any] | str | int | Iterable[TaskResult[..., Any] | str | int] | None
 
     class Options(CallOptions, total=False):
         """The options of ``@task`` that do not change how the function is called."""

@@ -89,8 +89,8 @@ class TaskFields(Task):  # type: ignore[type-arg]
     - ``cron`` (with ``timezone``) or ``every``: enqueue it by the clock, each tick once.
 
     For one call, with ``using()``: ``run_after``, which also accepts a ``timedelta``, counted by the database's clock;
-    and ``after``, a result or id, or a list of them, of tasks that have to succeed first. For both: ``meta``, a dict
-    that is stored with the task.
+    ``after``, a result or id, or a list of them, of tasks that have to succeed first; and ``after_ended``, the same for
+    tasks that have to end first, whether they succeed or not. For both: ``meta``, a dict that is stored with the task.
     """
 
     # Declared again because Django 6.0 has no defaults for them.
@@ -122,6 +122,7 @@ class TaskFields(Task):  # type: ignore[type-arg]
     redact: tuple[str, ...] | bool = option((), check.anything, By.FUNCTION)
     capture_logs: bool | int | str | None = option(None, check.log_level, By.FUNCTION)
     after: tuple[int, ...] = option((), check.task_ids, By.CALL)
+    after_ended: tuple[int, ...] = option((), check.task_ids, By.CALL)
     meta: dict[str, Any] = field(
         default_factory=dict, hash=False, metadata={"option": Option(check.meta, By.BOTH, False, False)}
     )
@@ -135,6 +136,11 @@ class TaskFields(Task):  # type: ignore[type-arg]
     def has_keys(self) -> bool:
         """Whether calls of this task have keys, so that their arguments are read when they are enqueued."""
         return bool(self.lock or self.unique or self.group or self.fair or self.rate)
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """The ids of the tasks that have to end before this call runs."""
+        return tuple(dict.fromkeys((*self.after, *self.after_ended)))
 
     @property
     def is_own(self) -> bool:
@@ -210,7 +216,7 @@ FOREIGN_OPTIONS = _by_word(
         "expire expires max_age ttl": "a check of the date into the function, because a waiting task does not expire",
         "acks_late reject_on_worker_lost": "nothing, because a task whose worker has died always runs again",
         "link on_success": "using(after=result) for the other task, with the result of this one",
-        "link_error on_failure": "a receiver of the signal task_finished, or handle the error in the function",
+        "link_error on_failure": "using(after_ended=result) for another task, which looks at the result of this one",
     }
 )
 #: The methods of tasks in other task queues, and what to write here.

@@ -94,7 +94,7 @@ assert_type(result.wait(10).return_value, str)
 assert_type(send.get_result(result.id).wait().return_value, str)
 assert_type(tell.enqueue("x").return_value, int)
 book.using(run_after=timedelta(minutes=5), max_attempts=2).enqueue(amount=5)
-book.using(after=[result, result.id]).enqueue_on_commit(amount=5)
+book.using(after=[result, result.id], after_ended=result).enqueue_on_commit(amount=5)
 send_report.enqueue()
 enqueue_many(send.using(priority=-5), ({"order_id": number} for number in range(1000)))
 

@@ -285,7 +285,11 @@ def test_type_checkers_know_the_options_of_the_table():
         (By.FUNCTION, "colour", "send has no option 'colour'. Its options are advisory, atomic, backend, backoff, "),
         (By.FUNCTION, "after", "after is an option of a single call. Write task.using(after=...)."),
         (By.CALL, "backoff", "backoff is an option of @task; a single call cannot change it."),
-        (By.CALL, "backof", "send has no option 'backof'. Its options are after, atomic, backend, concurrency, "),
+        (
+            By.CALL,
+            "backof",
+            "send has no option 'backof'. Its options are after, after_ended, atomic, backend, concurrency, ",
+        ),
         (By.CALL, "carried", "send has no option 'carried'. "),
         (By.BOTH, "max_retries", "no option 'max_retries'; write max_attempts, which counts the first attempt."),
         (By.FUNCTION, "eta", "send has no option 'eta'; write using(run_after=…)."),
