@@ -99,7 +99,7 @@ def queue_counts(using: str, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
     ``most`` tasks of each other status in all queues together, the newest.
     """
     failed = {queue: (count, is_cut) for queue, count, is_cut in run(using, COUNT_FAILED, MOST_FOUND, *[most] * 3)}
-    rows = run(using, COUNT_READY, ready_queues(using), OLDEST, most, most)
+    rows = run(using, COUNT_READY, list(ready_queues(using)), OLDEST, most, most)
     ready = {queue: (min(count, most), oldest) for queue, count, oldest in rows}
     others, capped = _count_others(using, most)
     paused = paused_queues(using)

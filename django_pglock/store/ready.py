@@ -20,24 +20,25 @@ from django_pglock.tasks.states import TaskStatus
 #: The number of tasks of each queue whose functions are read.
 MOST_READ = 1000
 
-# The distinct queues that have ready tasks, by two index probes each. A DISTINCT would read every ready row.
-FIND_QUEUES = """
-WITH RECURSIVE found AS (
-    SELECT min(queue) AS queue FROM (
-        (SELECT queue FROM {task} WHERE status = 'READY' AND fair_key IS NULL ORDER BY queue LIMIT 1)
-        UNION ALL
-        (SELECT queue FROM {task} WHERE status = 'READY' AND fair_key IS NOT NULL ORDER BY queue LIMIT 1)) AS first
+# The distinct queues that have ready tasks, with and without ``fair=``, by one index probe each. A DISTINCT would read
+# every ready row.
+_QUEUES = """(
+    (SELECT queue FROM {{task}} WHERE status = 'READY' AND fair_key IS {null} ORDER BY queue LIMIT 1)
     UNION ALL
-    SELECT (SELECT min(queue) FROM (
-        (SELECT queue FROM {task}
-         WHERE status = 'READY' AND fair_key IS NULL AND queue > found.queue ORDER BY queue LIMIT 1)
-        UNION ALL
-        (SELECT queue FROM {task}
-         WHERE status = 'READY' AND fair_key IS NOT NULL AND queue > found.queue ORDER BY queue LIMIT 1)) AS next)
-    FROM found WHERE found.queue IS NOT NULL
+    SELECT (SELECT queue FROM {{task}} WHERE status = 'READY' AND fair_key IS {null} AND queue > {name}.queue
+            ORDER BY queue LIMIT 1)
+    FROM {name} WHERE {name}.queue IS NOT NULL
+)"""
+FIND_QUEUES = f"""
+WITH RECURSIVE plain AS {_QUEUES.format(name="plain", null="NULL")},
+fair AS {_QUEUES.format(name="fair", null="NOT NULL")},
+found AS (
+    SELECT queue, bool_or(is_fair) AS has_fair
+    FROM (SELECT queue, false AS is_fair FROM plain UNION ALL SELECT queue, true FROM fair) AS each
+    WHERE queue IS NOT NULL GROUP BY queue
 )
 """
-READY_QUEUES = f"{FIND_QUEUES}SELECT queue FROM found WHERE queue IS NOT NULL"
+READY_QUEUES = f"{FIND_QUEUES}SELECT queue, has_fair FROM found"
 
 # The first ready tasks of each queue. Tasks that no worker claims become the first ones in time, so it is enough to
 # read these. The limits are subqueries. If a limit is a literal that is larger than the length of an average queue, the
@@ -60,9 +61,9 @@ def ready(tasks: Any) -> Any:
     return tasks.filter(status=TaskStatus.READY).order_by("-priority", "id")
 
 
-def ready_queues(using: str) -> list[str]:
-    """Return the names of the queues that have ready tasks."""
-    return [queue for (queue,) in run(using, READY_QUEUES, prepared=True)]
+def ready_queues(using: str) -> dict[str, bool]:
+    """Return the queues that have ready tasks, and whether some of these tasks have ``fair=``."""
+    return dict(run(using, READY_QUEUES, prepared=True))
 
 
 def ready_paths(using: str) -> list[tuple[str, str]]:

@@ -81,12 +81,6 @@ def scheduled() -> list[TaskFields]:
     return [task for task in definitions() if is_scheduled(task)]
 
 
-def has_fair() -> bool:
-    """Return whether a function with ``fair=`` is registered."""
-    # A copy, because another thread may be importing a module that registers tasks.
-    return any(task.fair is not None for task in list(_definitions.values()))
-
-
 def why_not_found(function: Callable[..., Any]) -> str | None:
     """Return why no worker could find a function by its module and name; None: workers could."""
     module = function.__module__

@@ -209,7 +209,7 @@ def replacements(process: SimulatedProcess) -> list[tuple[Any, str, Any]]:
     """Return what to replace in the worker's modules: object, name and replacement."""
     most_unsettled = process.shape.most_unsettled
     known: Any = SimpleNamespace(
-        count=lambda: 2, known_paths=lambda: [ASYNC, SYNC], is_async=lambda path: path == ASYNC, has_fair=lambda: False
+        count=lambda: 2, known_paths=lambda: [ASYNC, SYNC], is_async=lambda path: path == ASYNC
     )
 
     return [

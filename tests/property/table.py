@@ -132,11 +132,11 @@ class Table:
 
         return SimpleNamespace(execute=execute)
 
-    def ready_queues(self) -> list[str]:
+    def ready_queues(self) -> dict[str, bool]:
         self.wait()
-        names = sorted({call.queue for call in self.ready})
+        queues = {call.queue: False for call in self.ready}
         self.wait()
-        return names
+        return queues
 
     def settle(self, outcomes: Sequence[tuple[Call, Outcome]]) -> dict[int, float | None]:
         self.wait(self.shape.slowness)

@@ -2,18 +2,17 @@
 
 While another transaction is open, the index entries of finished tasks cannot be removed, and each claim from the start
 of the index would read all of them. So a claim begins behind the position where the last one ended. For the same reason
-the names of the queues with ready tasks are cached. A cursor and the names are used for a time in proportion to what it
-takes to do without them, a second at most.
+the names of the queues with ready tasks are cached. All of this is used for a time in proportion to what it takes to
+find it again, a second at most.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
@@ -40,9 +39,6 @@ ALL: FunctionKind = "all"
 LONGEST_LIFETIME = 1.0
 #: The lifetime as a multiple of the time that it took to claim from the start, or to find the queues.
 LIFETIME_FACTOR = 20
-#: Seconds between two checks for tasks with ``fair=`` while only other tasks come: if no function that this worker
-#: knows has ``fair=``, and if one has it.
-FAIR_CHECK_INTERVAL, KNOWN_FAIR_CHECK_INTERVAL = 1.0, 0.1
 #: The number of queues up to which all cursors are kept.
 FEW_QUEUES = 100
 #: Seconds after which a claim from many queues ends, and what it has got begins. The next one continues.
@@ -70,8 +66,9 @@ class Claimer:
         #: Whether any queue had ready tasks at the last claim.
         self.was_ready = False
         self._clock = clock
-        # The queues that had ready tasks when they were last read, and until when this is used.
-        self._ready: list[str] = []
+        # The queues that had ready tasks when they were last read, whether also with ``fair=``, and until when this is
+        # used.
+        self._ready: dict[str, bool] = {}
         self._ready_until = 0.0
         # The number of functions for which the cursors were made. Functions are only added.
         self._known = -1
@@ -86,7 +83,6 @@ class Claimer:
     def _note_functions(self) -> None:
         if registry.count() != self._known:
             known = registry.known_paths()
-            is_fair = registry.has_fair()
             paths = {
                 ASYNC: [path for path in known if registry.is_async(path)],
                 SYNC: [path for path in known if not registry.is_async(path)],
@@ -94,15 +90,14 @@ class Claimer:
             }
             self._known = len(known)
             self._cursors = {
-                kind: QueueCursors(self.using, self.worker, paths[kind], is_fair, self.backend, self._clock)
-                for kind in paths
+                kind: QueueCursors(self.using, self.worker, paths[kind], self.backend, self._clock) for kind in paths
             }
 
     def claim(self, kind: FunctionKind, limit: int, *, notified: Collection[str] = ()) -> list[Claim]:
         """Claim up to ``limit`` tasks. ``notified``: the queues that notifications have named; empty: find them."""
         self._note_functions()
         is_cached = not notified and self._clock() < self._ready_until
-        ready = list(notified) if notified else self._ready if is_cached else self._find_ready()
+        ready = dict.fromkeys(notified, False) if notified else dict(self._ready) if is_cached else self._find_ready()
         self.has_more, self.was_ready = False, bool(ready)
         claims = self._claim_from(ready, kind, limit)
         if not claims and is_cached:
@@ -110,7 +105,7 @@ class Claimer:
             self.was_ready = bool(found)
             # Only the other queues: a claim that found nothing may have read a whole backlog of another kind of
             # functions.
-            claims = self._claim_from([queue for queue in found if queue not in ready], kind, limit)
+            claims = self._claim_from({queue: found[queue] for queue in found if queue not in ready}, kind, limit)
         self.has_more = self.has_more or len(claims) >= limit
         if not self.has_more:
             self._ready_until = 0.0
@@ -119,30 +114,27 @@ class Claimer:
             note_starts(self.using, claims)
         return claims
 
-    def _find_ready(self) -> list[str]:
+    def _find_ready(self) -> dict[str, bool]:
         began = self._clock()
         self._ready = ready_queues(self.using)
         self._ready_until = lifetime_end(self._clock(), began)
-        return self._ready
+        return dict(self._ready)
 
-    def _claim_from(self, ready: Sequence[str], kind: FunctionKind, limit: int) -> list[Claim]:
+    def _claim_from(self, ready: Mapping[str, bool], kind: FunctionKind, limit: int) -> list[Claim]:
         """Claim from one queue after the other. What was claimed begins soon, however many queues are ready."""
         claims: list[Claim] = []
-        emptied: set[str] = set()
         until, cursors = self._clock() + LONGEST_CLAIM, self._cursors[kind]
-        queues = self.queues.poll_order(ready, whose=ASYNC if kind == ASYNC else SYNC)
+        queues = self.queues.poll_order(list(ready), whose=ASYNC if kind == ASYNC else SYNC)
         cursors.drop_others(queues)
         for queue in queues:
             if len(claims) == limit or (claims and self._clock() > until):
                 self.has_more = True
                 break
             wanted = limit - len(claims)
-            found = cursors.of(queue).claim(wanted)
+            found = cursors.of(queue).claim(wanted, has_fair=ready[queue])
             claims += found
             if len(found) < wanted:
-                emptied.add(queue)
-        if emptied:
-            self._ready = [queue for queue in self._ready if queue not in emptied]
+                self._ready.pop(queue, None)
         return claims
 
 
@@ -150,14 +142,13 @@ class Claimer:
 class QueueCursors:
     """The cursors of one worker, by queue.
 
-    ``paths`` are the functions that the worker may claim. ``is_fair``: whether one of them has ``fair=``. ``backend``
-    is the alias of the backend that the worker serves (None: all).
+    ``paths`` are the functions that the worker may claim. ``backend`` is the alias of the backend that the worker
+    serves (None: all).
     """
 
     using: str
     worker: UUID
     paths: Sequence[str]
-    is_fair: bool
     backend: str | None = None
     clock: Callable[[], float] = time.monotonic
     queues: dict[str, QueueCursor] = field(default_factory=dict)
@@ -174,11 +165,6 @@ class QueueCursors:
         """The statement that claims behind the position where the last claim ended."""
         return claim_statement(self.using, worker=self.worker, paths=self.paths, backend=self.backend, behind=True)
 
-    @cached_property
-    def fair(self) -> Callable[..., tuple[list[Claim], str]]:
-        """The function that claims tasks with ``fair=``."""
-        return partial(claim_fair, self.using, worker=self.worker, paths=self.paths, backend=self.backend)
-
     def of(self, queue: str) -> QueueCursor:
         """Return the cursor of one queue."""
         if queue not in self.queues:
@@ -194,10 +180,7 @@ class QueueCursors:
 class QueueCursor:
     """Claims the tasks of one queue for one worker.
 
-    As long as there are tasks with ``fair=``, claims alternate between these and other tasks. While there are none,
-    each check for them would cost as much as a claim. So the check is done if there are no other tasks. If there are,
-    it is done from time to time: more often if a function that this worker knows has ``fair=``, more rarely if only a
-    single call or newer code on another host may have it.
+    As long as there are tasks with ``fair=`` that the worker may claim, claims alternate between these and other tasks.
     """
 
     def __init__(self, shared: QueueCursors, queue: str) -> None:
@@ -207,17 +190,13 @@ class QueueCursor:
         self._valid_until = 0.0
         self._last_key = ""
         self._is_fair_first = False
-        self._has_fair = False
-        self._check_interval = KNOWN_FAIR_CHECK_INTERVAL if shared.is_fair else FAIR_CHECK_INTERVAL
-        # When to check for tasks with ``fair=`` although there are other tasks. None: the check was just before.
-        self._check_fair_at: float | None = shared.clock() if shared.is_fair else None
-        # When a claim last took all ready tasks without ``fair=``.
-        self._emptied_at = math.inf
+        # Until when tasks with ``fair=`` are not searched while there are others: this worker may not run them.
+        self._no_fair_until = 0.0
 
-    def claim(self, limit: int) -> list[Claim]:
+    def claim(self, limit: int, *, has_fair: bool) -> list[Claim]:
         """Claim up to ``limit`` tasks, in the order in which they are to run."""
         first, second = self._claim_plain, self._claim_fair
-        if alternates := self._has_fair or self._is_check_due():
+        if alternates := has_fair and self.shared.clock() >= self._no_fair_until:
             self._is_fair_first = not self._is_fair_first
             if self._is_fair_first:
                 first, second = second, first
@@ -225,14 +204,6 @@ class QueueCursor:
         if len(claims) < limit and (alternates or not claims):
             claims += second(limit - len(claims))
         return claims
-
-    def _is_check_due(self) -> bool:
-        now = self.shared.clock()
-        # If a claim took all some time ago, the worker had free capacity, so it has polled again until it found
-        # nothing, neither with ``fair=`` nor without.
-        if self._check_fair_at is None or now - self._emptied_at > self._check_interval:
-            self._check_fair_at = now + self._check_interval
-        return now >= self._check_fair_at
 
     def _claim_plain(self, limit: int) -> list[Claim]:
         rows: list[tuple[Any, ...]] = []
@@ -243,19 +214,30 @@ class QueueCursor:
             rows += self.shared.first.execute(limit - len(rows), self.queue)
             self._valid_until = lifetime_end(self.shared.clock(), began)
         claims = claims_of(rows, self.shared.worker)
-        is_full = len(claims) == limit
-        self._position = (claims[-1].priority, claims[-1].id) if is_full else None
-        self._emptied_at = math.inf if is_full else self.shared.clock()
+        self._position = (claims[-1].priority, claims[-1].id) if len(claims) == limit else None
         return claims
 
     def _claim_fair(self, limit: int) -> list[Claim]:
-        after = self._last_key
-        claims, self._last_key = self.shared.fair(queue=self.queue, after=after, limit=limit)
+        began, after = self.shared.clock(), self._last_key
+        claims = self._claim_fair_behind(after, limit)
         if len(claims) < limit and after and not self._last_key:
             # There were not enough tasks behind the last key: continue from the first key.
-            more, self._last_key = self.shared.fair(queue=self.queue, after="", limit=limit - len(claims))
-            claims += more
-        self._has_fair, self._check_fair_at = bool(claims), None
+            claims += self._claim_fair_behind("", limit - len(claims))
+        if not claims:
+            self._no_fair_until = lifetime_end(self.shared.clock(), began)
+        return claims
+
+    def _claim_fair_behind(self, after: str, limit: int) -> list[Claim]:
+        own = self.shared
+        claims, self._last_key = claim_fair(
+            own.using,
+            worker=own.worker,
+            queue=self.queue,
+            paths=own.paths,
+            after=after,
+            limit=limit,
+            backend=own.backend,
+        )
         return claims
 
 

@@ -263,7 +263,7 @@ class Heartbeat(Service):
             [rows], requests, ready = self._ask(beat), [], []
         self._note(rows, given, began)
         self._note_requests(requests)
-        self._note_ready({queue for found in ready for (queue,) in found})
+        self._note_ready({queue for found in ready for queue, _ in found})
 
     def _complete(self, beat: Beat) -> Beat:
         paths = beat.task_paths

@@ -6,13 +6,18 @@ import time
 from uuid import uuid4
 
 from django_pglock.models import Task
-from django_pglock.worker.child.claimer import QueueCursors
+from django_pglock.worker.child.claimer import QueueCursor, QueueCursors
 
 PATHS = ["tests.sample.keyed_tasks.serve", "tests.sample.tasks.nothing"]
 
 
-def claims_of(queue="default", *, is_fair=True, clock=time.monotonic):
-    return QueueCursors("default", uuid4(), PATHS, is_fair, clock=clock).of(queue)
+class Claims(QueueCursor):
+    def claim(self, limit, *, has_fair=True):
+        return super().claim(limit, has_fair=has_fair)
+
+
+def claims_of(queue="default", *, clock=time.monotonic):
+    return Claims(QueueCursors("default", uuid4(), PATHS, clock=clock), queue)
 
 
 def tenants(claims):

@@ -58,7 +58,7 @@ def test_a_plan_that_was_made_for_an_empty_table_is_right_beside_a_backlog(table
     worker = uuid4()
     plain = claim_statement("default", worker=worker, paths=[PATH])
     behind = claim_statement("default", worker=worker, paths=[PATH], behind=True)
-    assert (plain.execute(1, "default"), behind.execute(1, "default", 0, 0), ready_queues("default")) == ([], [], [])
+    assert (plain.execute(1, "default"), behind.execute(1, "default", 0, 0), ready_queues("default")) == ([], [], {})
     assert claim_fair("default", worker=worker, queue="default", paths=[PATH], after="", limit=1) == ([], "")
     insert("SUCCESSFUL", 20_000)
     insert("BLOCKED", 20_000, lock="backlog")
@@ -77,7 +77,7 @@ def test_a_plan_that_was_made_for_an_empty_table_is_right_beside_a_backlog(table
         f"pglock_4 ('', 'default', {here}, 'default', {BATCH}, {here}, {BATCH}, {BATCH}, '{worker}', {BATCH})": BATCH,
     }
     check_plans(in_turn, rows=5)
-    assert ready_queues("default") == ["default"]
+    assert ready_queues("default") == {"default": True}
     claims = claims_of(behind.execute(BATCH, "default", 0, 0), worker)
     assert len(claims) == BATCH
 

@@ -52,13 +52,6 @@ def test_only_functions_with_a_schedule_run_by_the_clock_and_in_the_order_of_the
     assert registry.scheduled() == [nightly, group]
 
 
-def test_a_function_that_takes_turns_is_known():
-    task(send)
-    assert not registry.has_fair()
-    task(fair="{name}")(scheduled.nightly)
-    assert registry.has_fair()
-
-
 PATH = "tests.sample.mail.deliver"
 
 

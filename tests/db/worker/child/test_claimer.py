@@ -136,34 +136,35 @@ def test_claims_ignore_priority_between_fair_and_other_tasks():
     assert (got.count("a"), got.count(None)) == (5, 5)
 
 
-def test_a_call_with_fair_gets_its_turn_if_no_function_has_fair():
+@pytest.mark.parametrize("seconds", [0.0, 60.0], ids=["quick", "long"])
+def test_a_call_with_fair_gets_its_turn_if_no_function_has_fair(monkeypatch, seconds):
     """Otherwise the call would wait while any other task is ready, whatever its priority is."""
     now = [0.0]
-    enqueue_many(tasks.nothing.using(fair="tenant", priority=100), [{}] * 5)
+    enqueue_many(tasks.nothing.using(fair="tenant", priority=-100), [{}] * 5)
     enqueue_many(tasks.nothing, [{}] * 100)
-    claims = claims_of(is_fair=False, clock=lambda: now[0])
-    claims.claim(1)
-    now[0] += 1.1
-    got = [tenant for _ in range(11) for tenant in tenants(claims.claim(1))]
+    claimer, got = make_feeder().claimer, []
+    monkeypatch.setattr(claimer, "_clock", lambda: now[0])
+    for _ in range(10):
+        got += tenants(claimer.claim(ALL, 1))
+        now[0] += seconds
     assert got.count("tenant") == 5
 
 
-def test_fair_tasks_are_claimed_beside_a_backlog_of_long_tasks():
-    """Each claim takes one task, because only one thread is free. The next claim comes a minute later."""
-    now = [0.0]
-    enqueue_many(tasks.nothing, [{}] * 20)
+def test_a_worker_claims_fair_tasks_if_no_others_are_ready():
+    """Also if it was notified, and does not know that they have ``fair=``."""
     enqueue_many(keyed.serve, [{"tenant": "a"}] * 3)
-    claims = claims_of(is_fair=False, clock=lambda: now[0])
-    got = []
-    for _ in range(4):
-        got += tenants(claims.claim(1))
-        now[0] += 60.0
-    assert got == [None, "a", None, "a"]
+    assert len(claims_of().claim(10, has_fair=False)) == 3
 
 
-def test_a_worker_without_fair_functions_claims_fair_tasks_if_no_others_are_ready():
-    enqueue_many(keyed.serve, [{"tenant": "a"}] * 3)
-    assert len(claims_of(is_fair=False).claim(10)) == 3
+def test_fair_tasks_that_this_worker_may_not_run_are_not_searched_at_each_claim(monkeypatch):
+    monkeypatch.setattr("django_pglock.worker.child.claimer.LIFETIME_FACTOR", 10**9)
+    enqueue_many(tasks.echo.using(fair="{value}"), [{"value": number} for number in range(9)])
+    enqueue_many(tasks.nothing, [{}] * 9)
+    claims = claims_of()
+    assert len(claims.claim(1)) == 1
+    with CaptureQueriesContext(connection) as queries:
+        assert len(claims.claim(1)) == 1
+    assert "fair_key IS NOT NULL" not in str(queries.captured_queries)
 
 
 def test_a_claim_begins_where_the_one_before_it_ended():
@@ -172,14 +173,14 @@ def test_a_claim_begins_where_the_one_before_it_ended():
     for _ in range(9):
         tasks.nothing.enqueue()
     ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))
-    claims = claims_of(is_fair=False, clock=lambda: now[0])
-    assert [each.id for each in claims.claim(3)] == ids[:3]
+    claims = claims_of(clock=lambda: now[0])
+    assert [each.id for each in claims.claim(3, has_fair=False)] == ids[:3]
     claims._valid_until = LONGEST_LIFETIME  # by this clock the first claim took no time
     urgent = tasks.nothing.using(priority=50).enqueue()
     assert claims.shared.behind, "which is compiled now, and not within the claim"
     with CaptureQueriesContext(connection) as queries:
-        assert [each.id for each in claims.claim(3)] == ids[3:6]
+        assert [each.id for each in claims.claim(3, has_fair=False)] == ids[3:6]
     assert len(queries) == 1
     assert f'"id" > {ids[2]}' in queries[0]["sql"].replace('"django_pglock_task".', "")
     now[0] += LONGEST_LIFETIME
-    assert str(claims.claim(1)[0].id) == urgent.id
+    assert str(claims.claim(1, has_fair=False)[0].id) == urgent.id
