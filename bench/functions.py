@@ -1,4 +1,5 @@
-"""Count the functions of the package that `with lock("a")` passes, and all Python calls, in a warm process.
+"""Count the functions of the package, and all Python calls, in a warm process, of two things: a `with lock("a")`, and
+a task without work in a child of one thread that sleeps: from the message that wakes it until the task is settled.
 
 /tmp/bench/bin/python bench/functions.py [--names]
 """
@@ -6,43 +7,105 @@
 from __future__ import annotations
 
 import argparse
+import socket
 import sys
+import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.locks import prepare
 from example_project.postgres import PrivatePostgres
 
 OURS = "/django_pglock/"
+SLEEP = 0.5
 
 
-def passed(use) -> tuple[Counter[tuple[str, str]], int]:
-    """Return how often each function of the package was called, and the number of all calls."""
-    ours: Counter[tuple[str, str]] = Counter()
-    calls = 0
+class Count:
+    """Counts the calls of all threads that are started after it, while it is on."""
 
-    def trace(frame, event, arg):
-        nonlocal calls
-        if event == "call":
-            calls += 1
-            if OURS in frame.f_code.co_filename:
+    def __init__(self) -> None:
+        self.is_on = False
+        self.ours: Counter[tuple[str, str]] = Counter()
+        self.calls = 0
+        sys.setprofile(self.trace)
+        threading.setprofile(self.trace)
+
+    def trace(self, frame, event, arg):
+        if event == "call" and self.is_on:
+            self.calls += 1
+            # From Python 3.12 on, a comprehension is no function.
+            if OURS in frame.f_code.co_filename and not frame.f_code.co_name.endswith("comp>"):
                 name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)  # from Python 3.11 on
-                ours[frame.f_code.co_filename.partition(OURS)[2], name] += 1
+                self.ours[frame.f_code.co_filename.partition(OURS)[2], name] += 1
 
-    sys.setprofile(trace)
-    try:
+    def passed(self, use: Callable[[], None]) -> None:
+        self.ours, self.calls, self.is_on = Counter(), 0, True
         use()
-    finally:
-        sys.setprofile(None)
-    return ours, calls
+        self.is_on = False
+
+    def show(self, what: str, *, names: bool) -> None:
+        files = {file for file, _ in self.ours}
+        calls = f"{sum(self.ours.values())} calls; {self.calls} in all"
+        print(f"{what}: {len(self.ours)} functions in {len(files)} files, {calls}")
+        for (file, name), count in sorted(self.ours.items()) if names else ():
+            print(f"{count:4} {file} {name}")
+
+
+def prepare(folder: str) -> None:
+    """Set Django up, and make the tables."""
+    from django.conf import settings
+
+    database = {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "postgres", "CONN_MAX_AGE": None}
+    settings.configure(
+        DATABASES={"default": {**database, "HOST": folder}},
+        INSTALLED_APPS=["django_pglock"],
+        TASKS={"default": {"BACKEND": "django_pglock.backend.PostgresBackend"}},
+        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+        USE_TZ=True,
+    )
+    import django
+    from django.core.management import call_command
+
+    django.setup()
+    call_command("migrate", verbosity=0)
+
+
+class SleepingChild:
+    """A child of one thread, whose parent is this process."""
+
+    def __init__(self) -> None:
+        from django_pglock.worker.channel import Channel
+        from django_pglock.worker.child.child import Child
+
+        self.channel, theirs = (Channel(end) for end in socket.socketpair())
+        options = {"id": str(uuid4()), "number": 1, "using": "default", "backend": None, "queues": [], "exclude": []}
+        options |= {"threads": 1, "grace": 1, "drain": False, "max_tasks": None, "max_memory": None}
+        self.child = Child(theirs, options)
+        self.thread = threading.Thread(target=self.child.run)
+        self.thread.start()
+
+    def fall_asleep(self) -> None:
+        self.channel.send(beat=[time.monotonic(), True, True])
+        time.sleep(SLEEP)
+
+    def run_one(self) -> None:
+        """Wake it for a task, and wait until the task is settled."""
+        in_flight = self.child.in_flight
+        before = in_flight.claimed
+        self.channel.send(wake=["default", 0])
+        while in_flight.claims or in_flight.claimed == before:
+            time.sleep(0.0005)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--names", action="store_true", help="name each function")
-    arguments = parser.parse_args()
+    names = parser.parse_args().names
+    count = Count()
     with PrivatePostgres() as postgres:
         prepare(str(postgres.folder))
         from django_pglock import lock
@@ -53,11 +116,19 @@ def main() -> None:
 
         for _ in range(3):
             use()
-        ours, calls = passed(use)
-    files = {file for file, _ in ours}
-    print(f'with lock("a"): {len(ours)} functions in {len(files)} files, {sum(ours.values())} calls; {calls} in all')
-    for (file, name), count in sorted(ours.items()) if arguments.names else ():
-        print(f"{count:4} {file} {name}")
+        count.passed(use)
+        count.show('with lock("a")', names=names)
+
+        from bench.app.tasks import nothing
+
+        asleep = SleepingChild()
+        for _ in range(4):
+            asleep.fall_asleep()
+            nothing.enqueue()
+            count.passed(asleep.run_one)
+        count.show("wake, claim, run, settle", names=names)
+        asleep.child.stop()
+        asleep.thread.join()
 
 
 main()
