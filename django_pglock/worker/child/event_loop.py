@@ -13,9 +13,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
@@ -31,11 +30,12 @@ from django_pglock.worker.child.run import end_by_error, run_async
 from django_pglock.worker.child.runners import Runner, TaskThread, Watchdog, close, coroutine_text, stack_text
 from django_pglock.worker.child.task_connections import (
     CHECK_INTERVAL,
+    IDLE_TIMEOUT,
+    close_idle_connections,
     expect_next_task,
     is_reusable,
     prepare_connections,
     renew_connections,
-    wait_for_call,
 )
 
 logger = get_logger(WORKER)
@@ -50,8 +50,8 @@ class EventLoop:
         self.orm = OrmThread(using, watchdog)
         self.thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._starting = threading.Lock()
         self._running = 0
+        self._close_idle: asyncio.TimerHandle | None = None
 
     @property
     def is_missing(self) -> bool:
@@ -61,29 +61,27 @@ class EventLoop:
     @property
     def has_ended(self) -> bool:
         """Whether, after ``stop()``, the loop has ended and its sessions are closed."""
-        return self.thread is None or not (self.thread.is_alive() or self.orm.thread.is_alive())
+        return self.thread is None or not (self.thread.is_alive() or self.orm.is_open)
 
-    def run(self, attempt: Attempt) -> None:
-        """Start an attempt on the loop and return at once."""
-        with self._starting:
-            loop = self._loop = self._loop or self._new_loop()
-        loop.call_soon_threadsafe(self._start, attempt)
-
-    def _new_loop(self) -> asyncio.AbstractEventLoop:
+    def start(self) -> None:
+        """Start the thread."""
         loop = asyncio.new_event_loop()
         # Here sync_to_async() looks up the thread of a loop. The type annotation of asgiref allows only its own
         # executor class, but asgiref works with any executor.
         executors: dict[Any, Any] = AsyncToSync.loop_thread_executors
         executors[loop] = self.orm
-        self.orm.thread.start()
         self.thread = threading.Thread(target=self._serve, args=[loop], name="lockworker-loop", daemon=True)
         self.thread.start()
-        return loop
+        self._loop = loop
+
+    def run(self, attempt: Attempt) -> None:
+        """Start an attempt on the loop and return at once."""
+        loop: Any = self._loop
+        loop.call_soon_threadsafe(self._start, attempt)
 
     def stop(self) -> None:
         """End the loop. Coroutines that still run are cancelled."""
-        with self._starting:
-            loop, self._loop = self._loop, None
+        loop, self._loop = self._loop, None
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # its thread has ended
                 loop.call_soon_threadsafe(loop.stop)
@@ -97,7 +95,7 @@ class EventLoop:
                 loop.run_until_complete(asyncio.wait(left))
         finally:
             AsyncToSync.loop_thread_executors.pop(loop, None)
-            self.orm.calls.put(None)
+            self.orm.end()
             loop.close()
 
     def _serve_until_stopped(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -122,6 +120,8 @@ class EventLoop:
     # In the thread of the loop
 
     def _start(self, attempt: Attempt) -> None:
+        if self._close_idle is not None:
+            self._close_idle.cancel()
         coroutine = Coroutine(self, attempt)
         self._running += 1
         self.watchdog.runners.add(coroutine)
@@ -135,14 +135,17 @@ class EventLoop:
         """
         self._running -= 1
         self.watchdog.runners.discard(coroutine)
-        ended = coroutine.ended or attempt.ended(GivenBack())
+        ended, loop = coroutine.ended or attempt.ended(GivenBack()), coroutine.loop
         if isinstance(ended.outcome, GivenBack):
             # Pause as a thread does that cannot begin a task. Meanwhile the claim takes up capacity.
-            asyncio.get_running_loop().call_later(self.in_flight.note_unable(), self._free, ended)
+            loop.call_later(self.in_flight.note_unable(), self._free, ended)
         else:
             self.in_flight.note_able()
             self._free(ended)
-        self.orm.note_end(is_last=not self._running)
+        self.orm.close_left_open_soon()
+        if not self._running:
+            # Not while a coroutine runs, which may need them.
+            self._close_idle = loop.call_later(IDLE_TIMEOUT, self.orm.submit, close_idle_connections)
 
     def _free(self, ended: EndedClaim) -> None:
         self.in_flight.end(ended)
@@ -191,17 +194,16 @@ class Coroutine(Runner):
         return text + (orm.stack(innermost) if orm is not None and orm.attempt is self.attempt else "")
 
 
-class OrmThread(Executor):
+class OrmThread(ThreadPoolExecutor):
     """An executor of one thread. The calling coroutine's attempt is that of the call."""
 
     def __init__(self, using: str, watchdog: Watchdog) -> None:
+        super().__init__(1, thread_name_prefix="lockworker-orm", initializer=self._prepare)
         self.using = using
         self.watchdog = watchdog
-        self.calls: SimpleQueue[Any] = SimpleQueue()
-        self.thread = threading.Thread(target=self._serve, name="lockworker-orm", daemon=True)
         #: The thread as a runner, once it has started.
         self.runner: TaskThread | None = None
-        self._is_idle = False
+        self._ended: Future[None] | None = None
         self._renewed_at = 0.0
         #: The attempt of the last call.
         self._last: Attempt | None = None
@@ -209,49 +211,43 @@ class OrmThread(Executor):
         self._open: dict[str, Attempt | None] = {}
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.calls.put((future, current_attempt.get(), partial(function, *args, **kwargs)))
-        return future
+        return super().submit(self._run, current_attempt.get(), partial(function, *args, **kwargs))
 
     def stop(self, attempt: Attempt) -> None:
         """Cancel the statement that runs for an attempt. For other threads."""
         if self.runner is not None:
             self.runner.stop(attempt)
 
-    def note_end(self, *, is_last: bool) -> None:
+    def close_left_open_soon(self) -> None:
         """Note that a coroutine has ended, and perhaps left a transaction open. For the thread of the loop."""
-        self._is_idle = is_last
-        if is_last or self._open:
+        if self._open:
             self.submit(time.monotonic)
 
-    def _serve(self) -> None:
+    def end(self) -> None:
+        """Close the sessions after the present call, and end the thread."""
+        self._ended = self.submit(connections.close_all)
+        self.shutdown(wait=False)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there may be sessions."""
+        return self._ended is None or not self._ended.done()
+
+    def _prepare(self) -> None:
         prepare_connections()
         self.runner = TaskThread(self.watchdog)
-        try:
-            # Connections are closed if there is no call for a while. Not while a coroutine runs, which may need them.
-            while (call := (wait_for_call if self._is_idle else SimpleQueue.get)(self.calls)) is not None:
-                self._run(self.runner, *call)
-                del call
-        finally:
-            connections.close_all()
 
-    def _run(self, runner: TaskThread, future: Future[Any], attempt: Attempt | None, call: Callable[[], Any]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
+    def _run(self, attempt: Attempt | None, call: Callable[[], Any]) -> Any:
+        runner: Any = self.runner
         runner.attempt = attempt
         try:
             self._begin(attempt)
-            future.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - the caller gets it
-            future.set_exception(error)
+            return call()
         finally:
             runner.release()
             self._close_left_open(attempt)
-            # The frame is part of the traceback of an error that the future has.
-            del future, call
 
     def _begin(self, attempt: Attempt | None) -> None:
-        self._is_idle = self._is_idle and attempt is None
         if attempt is None or attempt is self._last:
             return
         self._last, now = attempt, time.monotonic()

@@ -142,7 +142,7 @@ class Executor:
 
     def _start_coroutines(self) -> None:
         coroutines = self.in_flight.coroutines
-
+        self.loop.start()
         self._execute_all(
             partial(wait_for_call, coroutines.inbox), lambda _cost: coroutines.free(), are_coroutines=True
         )

@@ -89,7 +89,7 @@ def sessions_of_threads():
 
 
 def test_the_thread_of_the_orm_closes_its_connection_when_no_coroutine_runs(worker, eventually, monkeypatch):
-    monkeypatch.setattr(task_connections, "IDLE_TIMEOUT", 0.3)
+    monkeypatch.setattr(event_loop, "IDLE_TIMEOUT", 0.3)
     worker(threads=1)
     tasks.GO_ON.clear()
     tasks.wait_until_told.enqueue()
