@@ -2,7 +2,7 @@
 
 An outcome has the new status of the task and the values to write. It uses neither the database nor the task function. A
 new kind of outcome is a new class here. Add it also to ``Outcome``, to ``_columns`` (settle.py), and to logs.py,
-history.py and metrics.py of the worker.
+settler.py and metrics.py of the worker.
 """
 
 from __future__ import annotations

@@ -87,9 +87,9 @@ def settling(world: World, results: Results, outcomes: list[tuple[Claim, Outcome
 
 def note_accepted(service: settler.Settler, results: Results) -> None:
     """Note in the results which outcomes the database accepts."""
-    write = service._settle_alike
+    write = service._settle
 
-    def settle_alike(ended_claims: list[EndedClaim]) -> dict[int, Any]:
+    def settle_kind(ended_claims: list[EndedClaim]) -> dict[int, Any]:
         accepted = write(ended_claims)
         results.accepted += [(each.claim, each.outcome) for each in ended_claims if each.claim.id in accepted]
         return accepted
@@ -103,7 +103,7 @@ def note_accepted(service: settler.Settler, results: Results) -> None:
         ]
         return accepted
 
-    service._settle_alike = settle_alike  # type: ignore[method-assign]
+    service._settle = settle_kind  # type: ignore[method-assign]
     service._settle_plain = settle_plain  # type: ignore[method-assign]
 
 

@@ -167,7 +167,7 @@ class SettlerHere(Settler):
     def __init__(self, process: SimulatedProcess) -> None:
         ready = process.feeder.note_ready
         super().__init__(process.in_flight, process.table, None, ready=ready, scheduled=lambda: None)
-        self.history = SimpleNamespace(count=lambda batch: None, due_in=lambda: None)
+        self.history = SimpleNamespace(count=lambda batch: None, due_in=lambda: math.inf)
         self.stopping = Event(process.schedule, "lingers")
 
     def open(self) -> None:
@@ -185,6 +185,7 @@ class ExecutorHere(Executor):
         super().__init__(process.in_flight, "default", watchdog)
         self.process = process
         self._stopping = Event(process.schedule, "pauses")
+        self.loop: Any = SimpleNamespace(start=lambda: None, run=None)
 
     def _start_async(self) -> None:
         """It is there from the beginning."""

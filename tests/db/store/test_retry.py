@@ -17,7 +17,7 @@ from django_pglock.store import operate
 from django_pglock.store.count import queue_counts
 from django_pglock.store.operate import left_cancelled
 from django_pglock.store.outcome import Failed, Succeeded
-from django_pglock.worker.child.history import waited
+from django_pglock.worker.child.settler import waited
 from tests.concurrency.store.test_unique import WAITING
 from tests.conftest import NEVER
 from tests.db.store.endings import FAILURE, settle_one, statuses

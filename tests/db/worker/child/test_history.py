@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from uuid import uuid4
@@ -13,8 +14,8 @@ from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.numbers import OUTCOMES, add_numbers, series
 from django_pglock.store.outcome import Abandoned, Cancelled, Failure, GivenBack, Succeeded
 from django_pglock.tasks.claim import Claim
-from django_pglock.worker.child.history import waited
 from django_pglock.worker.child.in_flight import EndedClaim
+from django_pglock.worker.child.settler import waited
 from tests.sample import keyed_tasks, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -88,14 +89,14 @@ def test_a_history_that_cannot_be_written_delays_no_outcome_and_is_written_later
         finally:
             ended.append(1)
 
-    monkeypatch.setattr("django_pglock.worker.child.history.add_numbers", add)
+    monkeypatch.setattr("django_pglock.worker.child.settler.add_numbers", add)
     running, other = worker(), dedicated_connection("default")
     counted = running.settler.history
 
     def write(number):
         tasks.nothing.enqueue()
         eventually(lambda: not Task.objects.filter(finished_at=None).exists())
-        eventually(lambda: counted.due_in() is not None)
+        eventually(lambda: counted.due_in() < math.inf)
         counted._write_at = 0.0
         running.settler.wake()
         eventually(lambda: len(ended) == number)
@@ -110,7 +111,7 @@ def test_a_history_that_cannot_be_written_delays_no_outcome_and_is_written_later
         other.close()
     assert not Number.objects.filter(task_path=tasks.nothing.module_path).exists()
     write(3)
-    eventually(lambda: counted.due_in() is None)
+    eventually(lambda: counted.due_in() == math.inf)
     assert history()[0] == {"succeeded": 3}
     texts = [record.message for record in caplog.records if "numbers" in record.message]
     assert texts == ["The numbers of tasks cannot be written. The worker tries again in a minute."] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -50,7 +51,7 @@ def write_numbers(worker, eventually):
     """Let the settler write now what it would write within a minute."""
     worker.settler.history._write_at = 0.0
     worker.settler.wake()
-    eventually(lambda: worker.settler.history.due_in() is None)
+    eventually(lambda: worker.settler.history.due_in() == math.inf)
 
 
 def test_attempts_are_counted_by_function_with_their_times(probed, eventually):
