@@ -142,6 +142,13 @@ WITH settled AS (
 SELECT 1 / count(*) FROM settled
 """
 
+# Settles the successes of a group in the same way, all or none, and without the limit of ``SETTLE_SUCCESSES``. With a
+# statement for each task, the server would spend most of its time on their plans.
+SETTLE_OWN_SUCCESSES = f"""
+WITH settled AS ({SETTLE_SUCCESSES.replace(" AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''", "")})
+SELECT 1 / (count(*) = %s)::int FROM settled
+"""
+
 # Sent before it. Limits that a role has for its own statements must not decide over ours: the table may be locked, for
 # example by a migration, and the function has returned. The transaction ends here, so its limits end with it.
 OWN_LIMITS = ("SET LOCAL lock_timeout = '30s'", "SET LOCAL statement_timeout = '60s'")
@@ -204,22 +211,25 @@ def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]]) 
     """
     connection = connection_for(using)
     connection.ensure_connection()
-    statement = filled(SETTLE_OWN_SUCCESS)
-    values = [(outcome.result, claim.id, claim.attempt) for claim, outcome in successes]
+    [(claim, outcome), *others] = successes
+    statement, values = SETTLE_OWN_SUCCESS, tuple[Any, ...]((outcome.result, claim.id, claim.attempt))
+    if others:
+        claims, results = zip(*((each, success.result) for each, success in successes), strict=True)
+        statement, values = SETTLE_OWN_SUCCESSES, (*_success_columns(claims, results), len(claims))
     # Raises the reason if the transaction cannot be committed. Otherwise the error would be that values cannot be
     # quoted for a closed session.
     connection.validate_no_broken_transaction()
     with connection.wrap_database_errors:
-        bound = [statement % literals(connection, each) for each in values]
+        bound = filled(statement) % literals(connection, values)
     is_own_transaction = len(connection.atomic_blocks) == 1
     limits = OWN_LIMITS if connection.pg_version < 170000 else OWN_LIMITS_FROM_17
     # A cursor does not tell which statement of a message was refused. So the COMMIT is a message of its own.
     is_direct = is_plain_django(connection)
-    with _refusals_of(len(limits) + len(bound)):
+    with _refusals_of(len(limits) + 1):
         if told := [claim for claim, _ in successes if claim.progress is not claim.written_progress]:
             send(connection, ";".join(limits))
             write_progress(using, told, is_last=True)
-        send(connection, ";".join([*limits, *bound, *(["COMMIT"] if is_direct and is_own_transaction else [])]))
+        send(connection, ";".join([*limits, bound, *(["COMMIT"] if is_direct and is_own_transaction else [])]))
     if is_own_transaction and not is_direct:
         send(connection, "COMMIT")
 

@@ -268,7 +268,9 @@ def test_successes_are_written_with_the_transaction_of_their_function(claim):
         with connection.cursor() as cursor:
             cursor.execute("SELECT clock_timestamp()")
             [begun] = cursor.fetchone()
-        settle_and_commit("default", [(first, Succeeded("null")), (second, Succeeded('{"a": 1}'))])
+        with CaptureQueriesContext(connection) as sent:
+            settle_and_commit("default", [(second, Succeeded('{"a": 1}')), (first, Succeeded("null"))])
+        assert "".join(each["sql"] for each in sent).count("UPDATE") == 1, "one statement for all claims of a group"
     rows = {row.pk: row for row in Task.objects.all()}
     assert [rows[each.id].status for each in (first, second, other)] == ["SUCCESSFUL", "SUCCESSFUL", "RUNNING"]
     assert [rows[each.id].result for each in (first, second)] == [None, {"a": 1}]
