@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from typing import Any
 
 from django.apps import apps
@@ -36,7 +37,6 @@ from django.db import connections, models, router
 from django.db.backends.ddl_references import Statement, Table
 from django.db.models.constraints import BaseConstraint
 from django.utils.module_loading import import_string
-from psycopg import sql
 
 from django_pglock import Group, enqueue_many, task
 from django_pglock.errors import ConfigurationError, PGLockError, TaskOptionError
@@ -70,15 +70,16 @@ WATCHED = CHANGED.replace("{rows}", "SELECT id FROM ({rows}) AS changed GROUP BY
 #
 # A task with a lock key is admitted after the commit. Here the worker that promotes the task does so, and NOTIFY wakes
 # it. The date is the time of the trigger, not of its statement, which may have waited for an earlier change.
-TRIGGER = """
+TRIGGER = f"""
 CREATE OR REPLACE FUNCTION %(function)s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $capture$
 BEGIN
-    INSERT INTO %(task)s (status, run_after, queue, backend, task_path, max_retries, lock_key, group_key, kwargs)
+    INSERT INTO {{task}} (status, run_after, queue, backend, task_path, max_retries, lock_key, group_key, kwargs)
     SELECT 'SCHEDULED', clock_timestamp(), 'default', %(values)s, jsonb_build_object('name', %(name)s,
         'schema', TG_TABLE_SCHEMA, 'table', TG_TABLE_NAME, 'operation', lower(TG_OP),
         'ids', to_jsonb(changed.ids[first:first + 999]))
     FROM (SELECT ARRAY(%(ids)s) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first;
-    PERFORM pg_notify(%(channel)s, 'default') WHERE FOUND AND EXISTS (SELECT FROM %(worker)s WHERE is_sleeping);
+    PERFORM pg_notify('{SCHEDULED_CHANNEL}', 'default')
+    WHERE FOUND AND EXISTS (SELECT FROM {{worker}} WHERE is_sleeping);
     RETURN NULL;
 END $capture$;
 REVOKE ALL ON FUNCTION %(function)s() FROM PUBLIC;
@@ -120,19 +121,16 @@ class Capture(BaseConstraint):
         super().__init__(name=name)
 
     def __eq__(self, other: object) -> bool:
-        return self.deconstruct() == other.deconstruct() if isinstance(other, Capture) else NotImplemented
+        return isinstance(other, Capture) and self.deconstruct() == other.deconstruct()
 
     __hash__ = BaseConstraint.__hash__
+    # By itself Django would make it again from a migration's text, which has no task.
+    clone = copy
 
     def deconstruct(self) -> Any:
         """Return what a migration contains: not the task, on which the triggers do not depend."""
         _, args, kwargs = super().deconstruct()
-        own = {"on": self.on, "fields": self.fields, "ids": self.ids}
-        return f"{__name__}.Capture", args, {**kwargs, **{key: own[key] for key in own if own[key]}}
-
-    def clone(self) -> Capture:
-        """Return a copy, with the task."""
-        return Capture(self._task, **self.deconstruct()[2])
+        return f"{__name__}.Capture", args, {**kwargs, "on": self.on, "fields": self.fields, "ids": self.ids}
 
     @property
     def task(self) -> PostgresTask:
@@ -170,36 +168,41 @@ class Capture(BaseConstraint):
         """Return the function and the trigger of each operation. Raises ``TaskOptionError``, ``FieldDoesNotExist``."""
         if not re.fullmatch("[a-z_][a-z0-9_]{0,55}", self.name):
             raise TaskOptionError(f"Capture: name is {self.name!r}; give 1 to 56 of a to z, 0 to 9 and _.")
-        alias, key = schema_editor.connection.alias, f"captured:{self.name}"
-        backend = next((each.alias for each in our_backends() if each.database == alias), "default")
-        values = (backend, captured.module_path, MOST_ATTEMPTS - 1, key, key)
+        key, quoted = f"captured:{self.name}", schema_editor.quote_value
+        here = (each.alias for each in our_backends() if each.database == schema_editor.connection.alias)
+        values = (next(here, "default"), captured.module_path, MOST_ATTEMPTS - 1, key, key)
         parts = {
-            "task": filled("{task}"),
-            "worker": filled("{worker}"),
-            "name": _literal(self.name),
-            "channel": _literal(SCHEDULED_CHANNEL),
-            "values": ", ".join(map(_literal, values)),
+            "name": quoted(self.name),
+            "values": ", ".join(map(quoted, values)),
             "table": Table(model._meta.db_table, schema_editor.quote_name),
         }
+        columns = self._columns(model)
+        if columns[0] is None:
+            raise TaskOptionError("Capture: the primary key has several fields. Name the field of the ids with ids.")
+        id_, *watched = map(schema_editor.quote_name, columns)
+        state = f", ROW({', '.join([id_, *watched])})::text AS state" if self.fields else ""
+        changed, select = WATCHED if self.fields else CHANGED, f"SELECT {id_} AS id{state} FROM "
         return [
-            Statement(TRIGGER, **parts, **self._parts_of(each, model, schema_editor.quote_name)) for each in self.on
+            Statement(
+                filled(TRIGGER),
+                **parts,
+                function=f"{self.name}_{each}",
+                operation=each.upper(),
+                tables=" ".join(f"{kind} TABLE AS {table}" for table, kind in OPERATIONS[each].items()),
+                ids=changed.format(rows=" UNION ALL ".join(select + table for table in OPERATIONS[each])),
+            )
+            for each in self.on
         ]
 
-    def _parts_of(self, operation: str, model: Any, quoted: Any) -> dict[str, str]:
-        tables = OPERATIONS[operation]
-        field = _own_field(model, self.ids) if self.ids else model._meta.pk
-        keys = [quoted(each.column) for each in (*model._meta.pk_fields, *(_own_field(model, f) for f in self.fields))]
-        if field.column is None:
-            raise TaskOptionError("Capture: the primary key has several fields. Name the field of the ids with ids.")
-        id_ = quoted(field.column)
-        state = f", ROW({', '.join([id_, *keys])})::text AS state" if self.fields else ""
-        rows = " UNION ALL ".join(f"SELECT {id_} AS id{state} FROM {table}" for table in tables)
-        return {
-            "function": f"{self.name}_{operation}",
-            "operation": operation.upper(),
-            "tables": " ".join(f"{kind} TABLE AS {table}" for table, kind in tables.items()),
-            "ids": (WATCHED if state else CHANGED).format(rows=rows),
-        }
+    def _columns(self, model: Any) -> list[Any]:
+        """Return the column of the ids, those of the primary key, and those that are watched."""
+        meta = model._meta
+        named = [meta.get_field(name) for name in ((self.ids,) if self.ids else ()) + self.fields]
+        for field in named:
+            if field not in (meta.concrete_model or model)._meta.local_concrete_fields:
+                raise TaskOptionError(f"Capture: {field.name} is not a column of the table {meta.db_table}.")
+        ids = named.pop(0) if self.ids else meta.pk
+        return [field.column for field in (ids, *meta.pk_fields, *named)]
 
 
 @task(lock="captured:{name}", group=Group("captured:{name}", limit=100), atomic=True, max_attempts=MOST_ATTEMPTS)
@@ -233,31 +236,19 @@ def _arguments_of(task: PostgresTask) -> set[str]:
     return names - {"ids" if has_id else "id"}
 
 
-def _own_field(model: Any, name: str) -> Any:
-    field = model._meta.get_field(name)
-    if field not in (model._meta.concrete_model or model)._meta.local_concrete_fields:
-        raise TaskOptionError(f"Capture: {name} is not a column of the table {model._meta.db_table}.")
-    return field
-
-
-def _literal(value: str | int) -> str:
-    return sql.Literal(value).as_string(None)
-
-
 @register("django_pglock")
 def check_captures(**kwargs: Any) -> list[CheckMessage]:
     """E008: a capture that is invalid, or whose tasks no worker would run."""
-    return [problem for model, capture in declared() if (problem := _problem(model, capture)) is not None]
-
-
-def _problem(model: type[models.Model], capture: Capture) -> CheckMessage | None:
-    try:
-        _require_valid(model, capture)
-    except ConfigurationError:
-        return None  # E001 reports wrong settings
-    except (FieldDoesNotExist, ImportError, InvalidTask, PGLockError) as error:
-        return Error(f"The capture {capture.name!r} cannot work: {error}", obj=model, id="django_pglock.E008")
-    return None
+    problems: list[CheckMessage] = []
+    for model, capture in declared():
+        try:
+            _require_valid(model, capture)
+        except ConfigurationError:  # noqa: PERF203 - there are few; E001 reports wrong settings
+            continue
+        except (FieldDoesNotExist, ImportError, InvalidTask, PGLockError) as error:
+            text = f"The capture {capture.name!r} cannot work: {error}"
+            problems.append(Error(text, obj=model, id="django_pglock.E008"))
+    return problems
 
 
 def _require_valid(model: type[models.Model], capture: Capture) -> None:
