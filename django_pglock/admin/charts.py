@@ -2,7 +2,7 @@
 
 They are drawn as SVG from plain numbers: bars, and the numbers in a table below. An SVG
 contains only shapes, with classes for the stylesheet: no text, which would shrink with the picture on a phone, and no
-inline style. Screen readers get the title and the description, and can open the table.
+inline style. Screen readers get the title, and can open the table.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.http import HttpRequest
 from django.utils import timezone
@@ -29,8 +29,7 @@ WIDTH, HEIGHT = 600.0, 120.0
 FILLED, SMALLEST = 0.8, 4.0
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One row of numbers in a chart. ``kind`` is the class of its shapes: ``pglock-chart-<kind>``."""
 
     label: str
@@ -67,18 +66,12 @@ class Chart:
         return self.shown(self.top)
 
     @property
-    def description(self) -> str:
-        """The greatest value of each line, in words."""
-        return "; ".join(f"{line.label}: {self.shown(max(_known(line), default=0.0))}" for line in self.lines)
-
-    @property
     def drawing(self) -> SafeString:
         """The SVG."""
         return format_html(
-            '<svg class="pglock-chart" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img"'
-            ' aria-labelledby="pglock-{}-title pglock-{}-text">'
-            '<title id="pglock-{}-title">{}</title><desc id="pglock-{}-text">{}</desc>{}</svg>',
-            *(int(WIDTH), int(HEIGHT), self.name, self.name, self.name, self.title, self.name, self.description),
+            '<svg class="pglock-chart" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img">'
+            "<title>{}</title>{}</svg>",
+            *(int(WIDTH), int(HEIGHT), self.title),
             format_html_join("", '<path class="pglock-chart-{}" d="{}"/>', _bars(self)),
         )
 
@@ -88,10 +81,6 @@ class Chart:
         for at, moment in enumerate(self.moments):
             values = [line.values[at] for line in self.lines]
             yield moment, ["-" if value is None else self.shown(value) for value in values]
-
-
-def _known(line: Line) -> list[float]:
-    return [value for value in line.values if value is not None]
 
 
 def _bars(chart: Chart) -> Iterator[tuple[str, str]]:
@@ -109,8 +98,7 @@ def _bars(chart: Chart) -> Iterator[tuple[str, str]]:
         yield line.kind, "".join(boxes)
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """How far the charts look back, in which steps, and how a moment is written."""
 
     name: str
@@ -152,12 +140,11 @@ def charts_of(using: str, choice: dict[str, Any]) -> list[Chart]:
         Line(_("the last of their task"), "bad", [each.failed for each in counts]),
         Line(_("retried"), "warn", [each.retried for each in counts]),
     )
-    waits, runs = ([getattr(each, name) for each in counts] for name in ("wait_quantile", "run_quantile"))
     return [
         Chart("finished", _("Finished tasks"), moments, finished, whole, is_stacked=True),
         Chart("failures", _("Failed attempts"), moments, failures, whole, is_stacked=True),
-        Chart("wait", _("Time from ready to started"), moments, _quantiles(waits), duration),
-        Chart("run", _("Run time"), moments, _quantiles(runs), duration),
+        Chart("wait", _("Time from ready to started"), moments, _quantiles(counts, "wait_quantile"), duration),
+        Chart("run", _("Run time"), moments, _quantiles(counts, "run_quantile"), duration),
     ]
 
 
@@ -174,11 +161,9 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
 
 
-def _quantiles(quantiles: Sequence[Any]) -> tuple[Line, Line]:
-    return (
-        Line("p95", "most", [quantile(0.95) for quantile in quantiles]),
-        Line("p50", "half", [quantile(0.5) for quantile in quantiles]),
-    )
+def _quantiles(counts: Sequence[Any], name: str) -> list[Line]:
+    shares = (("p95", "most", 0.95), ("p50", "half", 0.5))
+    return [Line(label, kind, [getattr(each, name)(share) for each in counts]) for label, kind, share in shares]
 
 
 def _moment(point: Point, span: Span) -> str:
