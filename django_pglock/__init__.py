@@ -32,8 +32,7 @@ _NAMES = {
     "locks.views": "lock_view",
     "postgres.notifications": "listen notify",
     "store.claim_manager": "ClaimManager ClaimQuerySet",
-    "tasks": "Cancel Exponential Group Linear Rate Retry Snooze TaskContext Unique aenqueue_many backend_for "
-    "enqueue_many task",
+    "tasks": "Cancel Exponential Group Linear Rate Retry Snooze TaskContext Unique aenqueue_many enqueue_many task",
 }
 _MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
 

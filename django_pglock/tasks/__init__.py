@@ -1,6 +1,6 @@
 """The definitions, options, contexts and results of tasks, for users. No code here queries a database."""
 
-from django_pglock.tasks.backends import aenqueue_many, backend_for, enqueue_many
+from django_pglock.tasks.backends import aenqueue_many, enqueue_many
 from django_pglock.tasks.claim import TaskContext
 from django_pglock.tasks.definition import PostgresTask, task
 from django_pglock.tasks.options import Group, Rate, Unique
@@ -18,7 +18,6 @@ __all__ = [
     "TaskContext",
     "Unique",
     "aenqueue_many",
-    "backend_for",
     "enqueue_many",
     "task",
 ]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.utils.asyncio import async_unsafe
 
 from django_pglock.errors import ConfigurationError, TaskArgumentsError
-from django_pglock.keys import name_of
 from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks.arguments import with_article
 from django_pglock.tasks.compat import InvalidTask, task_backends
@@ -57,27 +55,6 @@ def require_tasks(database: str) -> None:
     """
     if not any(backend.database == database for backend in our_backends()):
         raise ConfigurationError(f"No backend in TASKS stores its tasks in the database {database!r}. {_HINT}")
-
-
-def backend_for(*key: Any, backends: Sequence[str]) -> str:
-    """Return the alias of the backend for the tasks of a key: ``charge.using(backend=backend_for(customer.pk, ...))``.
-
-    ``key`` has the same parts as the name of a lock. ``backends`` are aliases of ``TASKS``, in any order. The same key
-    and backends give the same alias in each process. If a backend is added, it takes its share of the keys from all
-    others, and no other key moves; if one is removed, only its keys move. This is rendezvous hashing: D. Thaler and
-    C. Ravishankar, "Using name-based mappings to increase hit rates", 1998.
-
-    Raises ``LockKeyError`` for invalid parts of a name, and ``ValueError`` without backends.
-    """
-    if isinstance(backends, str) or not backends:
-        raise ValueError(f"backends is {backends!r}; give the aliases of at least one backend, as a list.")
-    name = str(name_of(*key))
-    return max(backends, key=lambda alias: (_weight(alias, name), alias))
-
-
-def _weight(alias: str, name: str) -> bytes:
-    # The length separates the two, so that no other pair has the same text.
-    return hashlib.sha256(f"{len(alias)}:{alias}:{name}".encode()).digest()
 
 
 @async_unsafe("enqueue_many() blocks the event loop here. Write: await aenqueue_many(…)")

@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from django_pglock import backend_for, task
+from django_pglock import task
+from django_pglock.keys import sha256_key
 
 
 @task(lock="customer:{customer}")
@@ -20,4 +21,5 @@ def enqueue(numbers: Sequence[int], *, backends: Sequence[str]) -> None:
     """Enqueue these numbers for each of twenty customers."""
     for number in numbers:
         for customer in range(20):
-            note.using(backend=backend_for("customer", customer, backends=backends)).enqueue(customer, number)
+            backend = max(backends, key=lambda alias, key=customer: sha256_key(f"{alias}:{key}"))
+            note.using(backend=backend).enqueue(customer, number)

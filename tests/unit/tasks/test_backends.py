@@ -1,49 +1,14 @@
-"""The backend of a key: the same everywhere, evenly spread, and with as few moves as possible."""
+"""Many calls at once: with a backend that has no call for them, and those that are refused."""
 
 from __future__ import annotations
-
-from collections import Counter
 
 import pytest
 from asgiref.sync import async_to_sync
 
-from django_pglock import aenqueue_many, backend_for, enqueue_many
+from django_pglock import aenqueue_many, enqueue_many
 from django_pglock.errors import TaskArgumentsError
 from django_pglock.tasks.compat import InvalidTask
 from tests.sample.tasks import nothing
-
-KEYS = range(3000)
-
-
-def places(*backends):
-    return {key: backend_for("customer", key, backends=backends) for key in KEYS}
-
-
-def test_the_backend_of_a_key_is_the_same_in_each_process_and_version():
-    """If the result changed with an upgrade, the tasks of a key would go to two servers."""
-    assert [backend_for("customer", key, backends=["a", "b", "c"]) for key in range(8)] == list("cacaccba")
-
-
-def test_the_order_of_the_backends_does_not_matter():
-    assert places("a", "b", "c") == places("c", "a", "b")
-
-
-def test_the_keys_are_spread_evenly():
-    counts = Counter(places("a", "b", "c", "d").values())
-    assert all(650 <= count <= 850 for count in counts.values())
-
-
-def test_a_new_backend_takes_its_share_and_no_other_key_moves():
-    before, after = places("a", "b", "c"), places("a", "b", "c", "d")
-    moved = {key for key in KEYS if before[key] != after[key]}
-    assert {after[key] for key in moved} == {"d"}
-    assert 650 <= len(moved) <= 850
-
-
-@pytest.mark.parametrize("backends", [[], (), "tasks"])
-def test_wrong_backends_are_refused(backends):
-    with pytest.raises(ValueError, match="give the aliases of at least one backend"):
-        backend_for(1, backends=backends)
 
 
 class Recording:
