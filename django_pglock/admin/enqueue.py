@@ -16,7 +16,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.admin.actions import record
+from django_pglock.admin.pages import record
 from django_pglock.errors import TaskError
 from django_pglock.models import Task
 from django_pglock.tasks import registry
@@ -109,8 +109,7 @@ def _enqueued(
         return ""
     address, link = model_admin.address("changelist"), f"#{result.id}"
     if _has_page(result):
-        address = model_admin.address("change", result.id)
-        link = format_html('<a href="{}">{}</a>', address, link)
+        address, link = model_admin.address("change", result.id), model_admin.link_to_task(result.id)
     messages.success(request, format_html(gettext("Task {link} was enqueued."), link=link))
     return str(address)
 

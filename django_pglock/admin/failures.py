@@ -15,9 +15,8 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_pglock.admin.actions import record, value_of
 from django_pglock.admin.charts import Chart, Line, whole
-from django_pglock.admin.pages import AtLeast, PageOnly, ReadOnlyAdmin, needs
+from django_pglock.admin.pages import AtLeast, PageOnly, ReadOnlyAdmin, needs, record, value_of
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Task
 from django_pglock.store.bulk import enqueue_redrive, redrives
@@ -113,8 +112,7 @@ class FailureGroupAdmin(ReadOnlyAdmin):
         text = _("A worker retries the tasks, at most {rate} a second. Progress, and a button to cancel: {link}")
         if not is_new:
             text = _("The group is retried already, so nothing was changed. Progress, and a button to cancel: {link}")
-        link = format_html('<a href="{}">#{}</a>', self.address("change", made, model="task"), made)
-        messages.info(request, format_html(text, rate=f"{rate:g}", link=link))
+        messages.info(request, format_html(text, rate=f"{rate:g}", link=self.link_to_task(made)))
 
 
 def chart_of(group: FailureCounts) -> str:

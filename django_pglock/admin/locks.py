@@ -10,8 +10,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from django_pglock.admin.actions import record
-from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark, needs
+from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark, needs, record
 from django_pglock.models import AdvisoryLock, Lease
 
 

@@ -1,4 +1,7 @@
-"""The common base of our admin pages: counts stop at 10,000 rows, and pages are read-only by default."""
+"""The common base of our admin pages: counts stop at 10,000 rows, and pages are read-only by default.
+
+Actions and buttons apply one verb each, show a message and write to the admin log.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +12,34 @@ from typing import Any, ClassVar
 from django.apps import apps as django_apps
 from django.apps.registry import Apps
 from django.conf import settings
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import get_fields_from_path, quote, unquote
 from django.contrib.admin.views.main import ChangeList
+from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
+from django.db import router, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.functional import cached_property
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods
 
-from django_pglock.admin.actions import perform, question_of, value_of
+from django_pglock.errors import ConfigurationError
+from django_pglock.store.bulk import enqueue_change
 from django_pglock.store.operate import Verb
-from django_pglock.store.statements import MOST_COUNTED
+from django_pglock.store.statements import MOST_COUNTED, WINDOW
+
+#: A log entry lists the ids of at most this number of tasks.
+MOST_NAMED = 100
 
 
 def elapsed(since: Any, now: datetime | None = None) -> str:
@@ -51,6 +62,11 @@ def needs(permission: str) -> Callable[..., bool]:
     return lambda self, request, obj=None: bool(request.user.has_perm(f"django_pglock.{permission}"))
 
 
+def never(model_admin: Any, request: HttpRequest, obj: Any = None) -> bool:
+    """Return False: no user may do this."""
+    return False
+
+
 class PageOnly:
     """The options of a model that has no table, only a page: a name under which admin sites list the page.
 
@@ -63,6 +79,45 @@ class PageOnly:
     app_label = "django_pglock"
     managed = False
     default_permissions = ()
+
+
+def record(request: HttpRequest, model: Any, text: str, *, object_id: str | None = None, flag: int = CHANGE) -> None:
+    """Write one entry to the admin log, for any number of rows."""
+    LogEntry.objects.create(
+        user_id=request.user.pk or 0,
+        content_type=ContentType.objects.get_for_model(model, for_concrete_model=False),
+        object_id=object_id,
+        object_repr=text[:200],
+        action_flag=flag,
+        change_message=text,
+    )
+
+
+def value_of(request: HttpRequest) -> str:
+    """Return the value that a user has typed for a verb."""
+    # PostgreSQL cannot store a NUL character in text.
+    return request.POST.get("value", "").strip().replace("\x00", "")
+
+
+def admin_action(verb: Verb) -> Callable[..., HttpResponse | None]:
+    """Return the verb as an action of a list page."""
+
+    def action(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        # Without statuses it is not a verb of tasks: the rows are few, and change back as easily.
+        is_across_pages = request.POST.get("select_across") == "1" and verb.statuses
+        if (is_across_pages or verb.takes_queue) and "confirmed" not in request.POST:
+            answer: HttpResponse = model_admin.question(request, verb, queryset)
+            return answer
+        try:
+            verb.check(router.db_for_write(queryset.model), value_of(request))
+        except ValueError as error:
+            messages.error(request, str(error))
+            return None
+        model_admin.perform(verb, request, queryset, value_of(request))
+        return None
+
+    action.__name__ = verb.name
+    return admin.action(description=verb.label, permissions=[verb.permission])(action)
 
 
 class AtLeast(int):
@@ -161,6 +216,10 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         name = f"admin:{self.opts.app_label}_{model or self.opts.model_name}_{page}"
         return reverse(name, args=arguments, current_app=self.admin_site.name)
 
+    def link_to_task(self, key: Any) -> SafeString:
+        """Return a link to the page of a task: its number."""
+        return format_html('<a href="{}">#{}</a>', self.address("change", key, model="task"), key)
+
     def answer(self, request: Any, template: str, context: dict[str, Any]) -> HttpResponse:
         """Return a page of ours, by the name of its template."""
         request.current_app = self.admin_site.name
@@ -223,15 +282,58 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return HttpResponseRedirect(self.address("change", object_id))
 
     def perform(self, verb: Verb, request: HttpRequest, rows: Any, value: str) -> None:
-        """Apply the verb to the rows."""
-        perform(verb, request, rows, value)
+        """Apply the verb to the rows, show a message and write a log entry.
+
+        More rows than ``WINDOW`` are changed by a task, because a request may not take that long.
+        """
+        # The admin passes a queryset in display order, possibly on a replica. The verb needs an unordered one on the
+        # database that takes writes.
+        chosen = rows.using(router.db_for_write(rows.model)).order_by()
+        asked = list(chosen.order_by("-pk").values_list("pk", flat=True)[: WINDOW + 1])
+        name = f"{verb.name} {value}".strip()
+        with transaction.atomic(using=chosen.db):
+            if len(asked) > WINDOW:
+                self._perform_by_task(verb, request, chosen, value, name)
+                return
+            remark = verb.remark(chosen) if asked else ""
+            count = verb.apply(chosen, value) if asked else 0
+            some = f" of {', '.join(f'#{key}' for key in sorted(asked))}" if 1 < len(asked) <= MOST_NAMED else ""
+            # With an object id the entry also appears in the history of that task.
+            record(request, rows.model, f"{name}: {count}{some}", object_id=str(asked[0]) if len(asked) == 1 else None)
+        if count:
+            messages.success(request, verb.message(verb.done, count))
+            if remark:
+                messages.warning(request, remark)
+        if len(asked) > count:
+            messages.warning(request, verb.message(verb.unchanged, len(asked) - count))
+        elif not asked:
+            messages.warning(request, _("The selected rows no longer exist."))
+
+    def _perform_by_task(self, verb: Verb, request: HttpRequest, chosen: Any, value: str, name: str) -> None:
+        ids = verb.ids(chosen, value)
+        try:
+            made = enqueue_change(chosen.db, verb, ids, value)
+        except ConfigurationError as error:
+            messages.error(request, str(error))
+            return
+        numbers = ", ".join(f"#{each}" for each in made)
+        record(request, chosen.model, f"{name}: asked for {len(ids)} tasks, to be changed by {numbers}")
+        if not made:
+            messages.warning(request, verb.message(verb.unchanged, WINDOW + 1, most=WINDOW))
+        text = _("A worker does this in the background, for {count} tasks. Progress, and a button to cancel: {link}")
+        for each in made:
+            messages.info(request, format_html(text, count=len(ids), link=self.link_to_task(each)))
 
     def question(self, request: HttpRequest, verb: Verb, rows: Any, **context: Any) -> HttpResponse:
         """Ask for confirmation before a verb changes these rows, and show how many it would change."""
         names = ("action", "select_across", "index", ACTION_CHECKBOX_NAME)
+        rows = rows.order_by()
+        count = verb.movable(rows).count()
         about = {
             "title": verb.button or verb.label,
-            **question_of(verb, rows.order_by()),
+            "question": verb.message(verb.question, count),
+            "remark": verb.remark(rows),
+            "exceeds_window": count > WINDOW,
             "value_label": _("Queue") if verb.takes_queue else "",
             "back": f"{self.address('changelist')}?{request.GET.urlencode()}",
             "fields": [(name, value) for name in names for value in request.POST.getlist(name)],
@@ -257,14 +359,6 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Return the additional parts of a row's page."""
         return {}
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        """Return False: ``enqueue``, workers and PostgreSQL create the rows."""
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return False: no field is editable. Actions have permissions of their own."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return False: a row may be in use."""
-        return False
+    # ``enqueue``, workers and PostgreSQL create the rows, no field is editable, and a row may be in use. Actions have
+    # permissions of their own.
+    has_add_permission = has_change_permission = has_delete_permission = never

@@ -10,8 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from django_pglock.admin.actions import admin_action, record
-from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark, needs
+from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, admin_action, elapsed, mark, needs, record
 from django_pglock.admin.task_list import queues_of_the_code
 from django_pglock.models import Queue
 from django_pglock.store.numbers import queues_without_row

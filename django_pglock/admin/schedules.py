@@ -14,8 +14,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from django_pglock.admin.actions import admin_action
-from django_pglock.admin.pages import ReadOnlyAdmin, mark, needs
+from django_pglock.admin.pages import ReadOnlyAdmin, admin_action, mark, needs
 from django_pglock.admin.task_page import last_failures, tick_of
 from django_pglock.admin.tasks import wait_or_run_time
 from django_pglock.models import Schedule, Task
@@ -110,10 +109,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
         """Return a link to the task that was enqueued last, and its status."""
         if schedule.last_task is None:
             return "-"
-        link = format_html(
-            '<a href="{}">#{}</a>', self.address("change", schedule.last_task, model="task"), schedule.last_task
-        )
-        status = schedule.last_status
+        link, status = self.link_to_task(schedule.last_task), schedule.last_status
         return link if status is None else format_html("{} {}", link, mark(status.lower(), TaskStatus(status).label))
 
     @admin.display(description=_("state"))

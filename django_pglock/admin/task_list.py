@@ -32,8 +32,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.admin.actions import record
-from django_pglock.admin.pages import AtLeast, CappedChangeList, OneChoiceFilter
+from django_pglock.admin.pages import AtLeast, CappedChangeList, OneChoiceFilter, record
 from django_pglock.admin.task_page import last_failures
 from django_pglock.conf import redact_hook
 from django_pglock.models import Task, Worker

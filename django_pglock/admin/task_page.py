@@ -18,8 +18,7 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.admin.actions import record
-from django_pglock.admin.pages import elapsed
+from django_pglock.admin.pages import elapsed, record
 from django_pglock.error_reading import message_in, place_in
 from django_pglock.models import Attempt, Task, Waiter, Worker
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack

@@ -16,9 +16,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin import task_page as page
-from django_pglock.admin.actions import admin_action
 from django_pglock.admin.enqueue import again_page, enqueue_page
-from django_pglock.admin.pages import ReadOnlyAdmin, elapsed, mark, needs
+from django_pglock.admin.pages import ReadOnlyAdmin, admin_action, elapsed, mark, needs
 from django_pglock.admin.task_list import FILTERS, IndexedList, StatusFilter, export_view, find
 from django_pglock.models import Task
 from django_pglock.store.operate import VERBS, Verb

@@ -151,7 +151,7 @@ from django.test import Client
 from django.test.utils import setup_test_environment
 from django.urls import reverse
 
-from django_pglock.admin import actions
+from django_pglock.admin import pages
 from django_pglock.models import Task
 from shop.tasks import refuse
 
@@ -178,7 +178,7 @@ failed = Task.objects.filter(task_path="shop.tasks.refuse").last()
 again = reverse("admin:django_pglock_task_again", args=[failed.pk])
 assert "#" in said(client.post(again, {"kwargs": '{"number": 8}'}, follow=True))
 retry = {"action": "retry", "_selected_action": [failed.pk], "select_across": "1", "confirmed": "1"}
-actions.WINDOW = 0
+pages.WINDOW = 0
 assert "#" in said(client.post(f"{LIST}?status__exact=CANCELLED", retry, follow=True))
 assert str(LogEntry.objects.latest("pk").user_id) == str(user.pk)
 """
@@ -408,7 +408,7 @@ def test_without_our_backend_the_commands_of_tasks_say_so_and_all_else_works(pro
         from django.test import Client
         from django.urls import reverse
 
-        from django_pglock.admin import actions
+        from django_pglock.admin import pages
         from django_pglock.models import Task
 
         client = Client()
@@ -419,7 +419,7 @@ def test_without_our_backend_the_commands_of_tasks_say_so_and_all_else_works(pro
             assert client.get(reverse("admin:django_pglock_task_change", args=[row.pk])).status_code == 200
         for model in [each for each in admin.site._registry if each._meta.app_label == "django_pglock"]:
             assert client.get(reverse(f"admin:django_pglock_{model._meta.model_name}_changelist")).status_code == 200
-        actions.WINDOW = 0
+        pages.WINDOW = 0
         retry = {"action": "retry", "_selected_action": [row.pk]}
         page = client.post(reverse("admin:django_pglock_task_changelist"), retry, follow=True).content.decode()
         assert "No backend in TASKS stores its tasks in the database" in page

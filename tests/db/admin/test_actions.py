@@ -7,7 +7,7 @@ from django.contrib.admin.models import LogEntry
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock.admin import actions
+from django_pglock.admin import pages
 from django_pglock.models import Task
 from django_pglock.store.bulk import enqueue_change
 from django_pglock.store.operate import DELETE, MOVE
@@ -102,7 +102,7 @@ def test_the_audit_entry_names_up_to_a_hundred_tasks(client):
 
 def test_an_action_on_many_tasks_enqueues_a_task_that_changes_them(client, monkeypatch):
     """A request that retries a hundred thousand tasks would be cut off by a proxy, and no user could stop it."""
-    monkeypatch.setattr(actions, "WINDOW", 2)
+    monkeypatch.setattr(pages, "WINDOW", 2)
     person(client, "view_task", "cancel_task")
     rows = [make("READY") for _ in range(3)]
     response = act(client, "cancel", *rows)
@@ -126,7 +126,7 @@ def test_an_action_that_cannot_be_audited_is_not_done(client, monkeypatch):
     def refuse(*args, **kwargs):
         raise RuntimeError("no space for the audit")
 
-    monkeypatch.setattr("django_pglock.admin.actions.record", refuse)
+    monkeypatch.setattr("django_pglock.admin.pages.record", refuse)
     with pytest.raises(RuntimeError, match="no space"):
         act(client, "retry", row)
     row.refresh_from_db()

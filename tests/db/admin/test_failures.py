@@ -127,7 +127,7 @@ def test_a_verb_on_a_group_without_failures_shows_a_message(client, failed):
 
 
 def test_a_large_group_is_changed_by_a_task(client, failed, monkeypatch):
-    monkeypatch.setattr("django_pglock.admin.actions.WINDOW", 1)
+    monkeypatch.setattr("django_pglock.admin.pages.WINDOW", 1)
     person(client, "view_task", "retry_task")
     assert "in the background" in client.post(button("retry")).content.decode()
     confirm(client, button("retry"))
