@@ -1,85 +1,55 @@
 """A worker claims ready tasks of one queue. One statement makes each task RUNNING and counts one more attempt.
 
-The set of claimable tasks is defined once, as a queryset. Django compiles it when the worker starts. From then on, a
-claim only fills a few values into the compiled text.
+The text of the statement is made once for the functions that a worker knows. A claim only fills a few values into it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
-
-from django.db import connections, models
-from django.db.models import Exists, F, Q
-from django.db.models.functions import Coalesce, Least, Now
-from psycopg import ClientCursor
 
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import literals
-from django_pglock.store.marking import first_free, marking_sql
-from django_pglock.store.ready import paused, ready
-from django_pglock.store.statements import (
-    IN_INDEX_ORDER,
-    MOST_ATTEMPTS,
-    array_of_texts,
-    claim_columns,
-    execute_of,
-    rows_of,
-    run,
-)
+from django_pglock.store.statements import IN_INDEX_ORDER, array_of_texts, run
 from django_pglock.tasks.backends import our_backends
 from django_pglock.tasks.call_keys import GROUPED
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.queues import OWN_QUEUE
-from django_pglock.tasks.states import TaskStatus
 
-#: The placeholder of the limit in a statement that is compiled once and executed with many limits.
-_ANY_LIMIT = 918_273_645
+# Claims the first free tasks of a queue, unless the queue is paused. MATERIALIZED: otherwise the planner could execute
+# the selection again for each joined row, and so claim more tasks than the limit. FOR NO KEY UPDATE: a transaction that
+# enqueues a task with ``after=`` has locked the key of the awaited task.
+CLAIM = """
+WITH claimed AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task
+    WHERE task.status = 'READY' AND task.fair_key IS NULL AND task.queue = %s AND {conditions}
+      AND NOT EXISTS (SELECT FROM {queue} WHERE paused_at IS NOT NULL AND name = %s)
+    ORDER BY task.priority DESC, task.id LIMIT %s
+    FOR NO KEY UPDATE OF task SKIP LOCKED
+)
+UPDATE {task} AS task
+SET status = 'RUNNING', attempts = {next_attempt}, worker = '{worker}',
+    started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
+WHERE task.id = ANY (ARRAY(SELECT id FROM claimed))
+RETURNING {claim_columns}
+"""
 
 
-class ClaimStatement:
-    """An UPDATE of claimed rows that is compiled and bound once, and executed with many limits.
+class ClaimStatement(NamedTuple):
+    """The statement that claims tasks of a queue for one worker.
 
-    Nearly all values are known when the statement is compiled, so psycopg writes them into the text once. The server
-    sees only literals. So it can use a partial index in every plan mode, and Python binds no values for a claim.
-    ``PLACEHOLDERS`` in the queryset stand for the other values, which are filled in at each execution.
+    Nearly all values are in its text: the server can use a partial index in every plan mode, and Python binds only the
+    name of the queue, the limit and, for a claim behind a task, the priority and the id of this task.
     """
 
-    #: The placeholders: a name that no queue can have, and numbers. The last number is that of the limit.
-    PLACEHOLDERS = ("\0name", 30_313, 918_273_646, _ANY_LIMIT)
+    using: str
+    text: str
 
-    def __init__(self, rows: models.QuerySet[Any, Any], changes: dict[str, Any], returning: str) -> None:
-        """Compile it. ``returning`` is SQL."""
-        # FOR NO KEY UPDATE: a transaction that enqueues a task with ``after=`` has locked the key of the awaited task.
-        sql, values = marking_sql(first_free(rows, _ANY_LIMIT, no_key=True), changes, returning)
-        self._using = rows.db
-        # Texts, and placeholders. A bound value that equals one of these is a text here.
-        first, *others = sql.split("%s")
-        self._pieces: list[str | int] = _cut_limit(first)
-        with connections[rows.db].cursor() as cursor:
-            bind = ClientCursor(cursor.connection).mogrify
-            for value, text in zip(values, others, strict=True):
-                self._pieces.append(value if value in self.PLACEHOLDERS else bind("%s", [value]))
-                self._pieces += _cut_limit(text)
-        self._placeholders = [each for each in self.PLACEHOLDERS if each in self._pieces]
-        self._preparable = self._filled([f"${place}" for place in range(1, len(self._placeholders) + 1)])
-
-    def _filled(self, values: Sequence[str]) -> str:
-        known: dict[str | int, str] = dict(zip(self._placeholders, values, strict=True))
-        return "".join(known.get(piece, str(piece)) for piece in self._pieces)
-
-    def sql(self, limit: int, *values: str | int) -> str:
-        """Return the statement with its placeholders filled in. The connection has to be open."""
-        return self._filled(literals(connection_for(self._using), (*values, limit)))
-
-    def execute(self, limit: int, *values: str | int) -> list[tuple[Any, ...]]:
-        """Claim up to ``limit`` rows on this thread's connection; return their columns, in no order."""
-        with connections[self._using].cursor() as cursor:
-            cursor.execute(execute_of(cursor, self._preparable, *values, limit) or self.sql(limit, *values))
-            rows: list[tuple[Any, ...]] = cursor.fetchall()
-        return rows
+    def execute(self, limit: int, queue: str, *position: int) -> list[tuple[Any, ...]]:
+        """Claim up to ``limit`` tasks on this thread's connection; return their columns, in no order."""
+        return run(self.using, self.text, queue, *position, queue, limit, prepared=True)
 
 
 def claim_statement(
@@ -90,28 +60,26 @@ def claim_statement(
     - ``paths``: the functions that the worker knows. Tasks of other functions are not claimed.
     - ``backend``: the alias in TASKS with which the tasks were enqueued; None: any.
     - ``behind``: claim only tasks of one priority that were enqueued after one task.
-
-    ``execute()`` fills in the name of the queue and, with ``behind``, the priority and the id.
     """
-    queue, priority, id_, _ = ClaimStatement.PLACEHOLDERS
-    # Django has no SQL for an empty list. No function has an empty path.
-    claimable = ready(rows_of("Task", using)).filter(queue=queue, task_path__in=paths or [""], fair_key__isnull=True)
+    # SQL has no empty list. No function has an empty path.
+    conditions = [f"task.task_path IN ({_listed(using, paths or [''])})"]
     if behind:
-        claimable = claimable.filter(priority=priority, id__gt=id_)
+        conditions.append("task.priority = %s AND task.id > %s")
     if backend is not None:
         # Projects may share a database, each with a backend. Of this package's own tasks, a worker runs its project's.
-        known = [each.alias for each in our_backends() if each.database == using]
-        claimable = claimable.filter(Q(backend=backend) | Q(queue=OWN_QUEUE, backend__in=known))
-    changes = {
-        "status": TaskStatus.RUNNING,
-        "attempts": Least(F("attempts"), MOST_ATTEMPTS) + 1,
-        "worker": worker,
-        "started_at": Coalesce("started_at", Now()),
-        "last_attempted_at": Now(),
-    }
-    returning = claim_columns(connections[using].ops.quote_name)
-    is_paused = Exists(paused(rows_of("Queue", using)).filter(name=queue))
-    return ClaimStatement(claimable.filter(~is_paused), changes, returning)
+        known = _listed(using, [each.alias for each in our_backends() if each.database == using] or [backend])
+        own = f"task.queue = '{OWN_QUEUE}' AND task.backend IN ({known})"
+        conditions.append(f"(task.backend IN ({_listed(using, [backend])}) OR {own})")
+    text = CLAIM.replace("{conditions}", " AND ".join(conditions)).replace("{worker}", str(worker))
+    return ClaimStatement(using, text)
+
+
+def _listed(using: str, texts: Iterable[str]) -> str:
+    """Return texts as literals in a statement that has values and names in braces."""
+    connection = connection_for(using)
+    connection.ensure_connection()
+    listed = ", ".join(literals(connection, texts))
+    return listed.replace("%", "%%").replace("{", "{{").replace("}", "}}")
 
 
 def claims_of(rows: Iterable[tuple[Any, ...]], worker: UUID) -> list[Claim]:
@@ -143,12 +111,6 @@ WHERE task.id = %s AND task.attempts = %s AND task.worker = %s AND task.status |
 def running_claims(using: str, task: int, attempt: int, worker: UUID) -> list[Claim]:
     """Return the claim of a task that runs this attempt on this worker, if it still does."""
     return claims_of(run(using, RUNNING_CLAIM, task, attempt, worker), worker)
-
-
-def _cut_limit(sql: str) -> list[str | int]:
-    # Django writes the limit into the text.
-    before, limit, after = sql.partition(str(_ANY_LIMIT))
-    return [before, _ANY_LIMIT, after] if limit else [before]
 
 
 # Claims one task of each key, beginning behind the last key that was served. Then it claims a second task of each key,

@@ -26,7 +26,7 @@ Rules for all statements:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -58,15 +58,13 @@ DATES = ("run_after", "enqueued_at", "started_at", "last_attempted_at")
 #: The largest ``attempts`` that a claim increases. A plain INSERT may write any number. If the claim of such a row
 #: exceeded the type, the statement would fail again and again, and no other row of the queue could be claimed.
 MOST_ATTEMPTS = 2**31 - 2
-NEXT_ATTEMPT = f"LEAST(attempts, {MOST_ATTEMPTS}) + 1"
-#: NULL for the first claim of a task, which most claims are.
-STARTED_AT = "NULLIF({started_at}, {last_attempted_at})"
+_NEXT_ATTEMPT = f"LEAST(attempts, {MOST_ATTEMPTS}) + 1"
 
 
-def claim_columns(quote: Callable[[str], str], prefix: str = "") -> str:
-    """Return the columns of a claim as SQL."""
-    columns = {name: f"{prefix}{quote(name)}" for name in CLAIM_COLUMNS}
-    columns["started_at"] = STARTED_AT.format(**columns)
+def _claim_columns() -> str:
+    """Return the columns of a claim as SQL. ``started_at`` is NULL for the first claim of a task, as most are."""
+    columns = {name: f"task.{name}" for name in CLAIM_COLUMNS}
+    columns["started_at"] = "NULLIF(task.started_at, task.last_attempted_at)"
     return ", ".join(
         f"date_part('epoch', {column})::text" if name in DATES else column for name, column in columns.items()
     )
@@ -130,7 +128,7 @@ def run(
     each of its statements: https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-MULTI-STATEMENT.
     """
     with connections[using].cursor() as cursor:
-        text = execute_of(cursor, _preparable(statement), *values) if prepared else None
+        text = _execute_of(cursor, _preparable(statement), *values) if prepared else None
         if first:
             cursor.execute(message(using, *first, text or (statement, values)))
             while cursor.nextset():
@@ -139,7 +137,8 @@ def run(
             cursor.execute(text)
         else:
             cursor.execute(filled(statement), values or None)
-        return cursor.fetchall() if cursor.description else []
+        # ``description`` would make an object of each column.
+        return cursor.fetchall() if cursor.pgresult.nfields else []
 
 
 def message(using: str, *parts: Part) -> str:
@@ -165,8 +164,8 @@ def filled(statement: str) -> str:
     tables = {name: _QUOTED % model_of(name.replace("_", ""))._meta.db_table for name in _TABLES}
     return statement.format(
         **tables,
-        claim_columns=claim_columns(_QUOTED.__mod__, "task."),
-        next_attempt=NEXT_ATTEMPT,
+        claim_columns=_claim_columns(),
+        next_attempt=_NEXT_ATTEMPT,
         expires_at=EXPIRES_AT,
         by_index=BY_INDEX,
         in_order_of_keys=IN_ORDER_OF_KEYS,
@@ -244,7 +243,7 @@ def _preparable(statement: str) -> str:
     return re.sub("%[s%]", lambda found: f"${next(numbers)}" if found[0] == "%s" else "%", filled(statement))
 
 
-def execute_of(cursor: Any, statement: str, *values: str | int | None) -> str | None:
+def _execute_of(cursor: Any, statement: str, *values: str | int | None) -> str | None:
     """Return the EXECUTE of a prepared statement, and prepare it first if needed. None: this session keeps no plans.
 
     The statement has ``$1`` and so on in the place of the values. Everything that differs between calls, such as the

@@ -154,7 +154,7 @@ class QueueCursors:
     queues: dict[str, QueueCursor] = field(default_factory=dict)
 
     # One statement for all queues, with the name as a parameter, because there may be a hundred thousand queues. A
-    # statement is compiled at its first use, because many workers have functions of one kind only.
+    # statement is made at its first use, because many workers have functions of one kind only.
     @cached_property
     def first(self) -> ClaimStatement:
         """The statement that claims from the start of a queue."""

@@ -91,13 +91,13 @@ def admission(backlog):
 
 def claims(backlog):
     paths = [PATH, "tests.sample.tasks.echo"]
-    plain = claim_statement("default", worker=backlog.worker, paths=paths)
-    behind = claim_statement("default", worker=backlog.worker, paths=paths, behind=True)
+    plain = filled(claim_statement("default", worker=backlog.worker, paths=paths).text)
+    behind = filled(claim_statement("default", worker=backlog.worker, paths=paths, behind=True).text)
     return {
-        "of one": Call(plain.sql(1, "default"), by_index=True),
-        "of some": Call(plain.sql(BATCH, "default"), by_index=True),
-        "of many": Call(plain.sql(1000, "default"), by_index=True),
-        "behind the last": Call(behind.sql(BATCH, "default", 0, 0), by_index=True),
+        "CLAIM of one": Call(plain, ("default", "default", 1), by_index=True),
+        "CLAIM of some": Call(plain, ("default", "default", BATCH), by_index=True),
+        "CLAIM of many": Call(plain, ("default", "default", 1000), by_index=True),
+        "CLAIM behind the last": Call(behind, ("default", 0, 0, "default", BATCH), by_index=True),
     }
 
 

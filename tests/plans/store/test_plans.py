@@ -11,12 +11,12 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock.models import Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.admit import ADMIT, ADMIT_NEXT, admit
-from django_pglock.store.claim import ClaimStatement, claim_fair, claim_statement, claims_of
+from django_pglock.store.claim import claim_fair, claim_statement, claims_of
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.ready import ready_queues
 from django_pglock.store.release import AWAITED_BETWEEN
 from django_pglock.store.settle import SETTLE_SUCCESSES, SETTLE_UNOBSERVED, settle, settle_unobserved
-from django_pglock.store.statements import _prepared, keep_plans, run
+from django_pglock.store.statements import _prepared, bound, keep_plans, run
 from django_pglock.worker.child.feeder import Feeder, ParentsHeartbeat
 from django_pglock.worker.child.in_flight import InFlight
 from django_pglock.worker.queues import Queues
@@ -66,9 +66,9 @@ def test_a_plan_that_was_made_for_an_empty_table_is_right_beside_a_backlog(table
     insert("READY", 20_000, fair="tenant")
     here = f"'default', '{{{PATH}}}', NULL"
     calls = {
-        "pglock_1 ('default', 1)": 1,
-        f"pglock_1 ('default', {BATCH})": BATCH,
-        f"pglock_2 ('default', 0, 0, {BATCH})": BATCH,
+        "pglock_1 ('default', 'default', 1)": 1,
+        f"pglock_1 ('default', 'default', {BATCH})": BATCH,
+        f"pglock_2 ('default', 0, 0, 'default', {BATCH})": BATCH,
         "pglock_3": 1,
     }
     check_plans(calls, rows=4)
@@ -146,11 +146,11 @@ def test_a_kept_plan_is_executed(keeps_plans):
         plain.execute(2, "default")
     prepare, *executes = (each["sql"] for each in queries)
     assert prepare.startswith("PREPARE pglock_1 AS ")
-    assert executes == ["EXECUTE pglock_1 ('default', 1)", "EXECUTE pglock_1 ('default', 2)"]
+    assert executes == [f"EXECUTE pglock_1 ('default', 'default', {limit})" for limit in (1, 2)]
 
 
-def test_names_that_read_like_the_places_of_numbers_are_names(keeps_plans):
-    worker, names = uuid4(), [*map(str, ClaimStatement.PLACEHOLDERS[1:]), "name", "$1", "a $2 'b' %s \\"]
+def test_names_that_read_like_the_places_of_values_are_names(keeps_plans):
+    worker, names = uuid4(), ["name", "$1", "a $2 'b' %s \\", "{task} {"]
     for name in names:
         Task.objects.create(queue=name, backend="default", task_path=PATH)
     for name in names:
@@ -158,7 +158,7 @@ def test_names_that_read_like_the_places_of_numbers_are_names(keeps_plans):
         assert len(statement.execute(5, name, 0, 0)) == 1, name
         Task.objects.update(status="READY")
         with connection.cursor() as cursor:
-            cursor.execute(statement.sql(5, name, 0, 0))
+            cursor.execute(bound("default", statement.text, (name, 0, 0, name, 5)))
             assert len(cursor.fetchall()) == 1, name
 
 
