@@ -67,39 +67,6 @@ def batches(calls: Iterable[Call]) -> Iterator[list[Call]]:
         yield batch
 
 
-def row_of(task: TaskFields, call: Call, meta: str) -> dict[str, Any]:
-    """Return the values of the row of a call, by column. None: the default of the column."""
-    return task_columns(task) | call_columns(call, meta)
-
-
-def task_columns(task: TaskFields) -> dict[str, Any]:
-    """Return the columns that are the same for all calls of a task."""
-    unique = task.unique
-    return {
-        "queue": task.queue_name,
-        "priority": task.priority,
-        "task_path": task.module_path,
-        "backend": task.backend,
-        "max_retries": task.max_attempts - 1,
-        "concurrency": task.concurrency,
-        "unique_scope": None if unique is None else unique.scope.value,
-        "keep_result": None if task.keep_result is None else int(seconds_of(task.keep_result, option="keep_result")),
-    }
-
-
-def call_columns(call: Call, meta: str) -> dict[str, Any]:
-    """Return the other columns of the row of a call."""
-    return {
-        "args": call.args,
-        "kwargs": call.kwargs,
-        "meta": meta,
-        "lock_key": call.lock,
-        "group_key": call.group,
-        "fair_key": call.fair,
-        "unique_key": call.unique,
-    }
-
-
 def meta_of(task: TaskFields, headers: Mapping[str, Any] | None = None) -> str:
     """Return the JSON of the column ``meta``: the user's, the options that have no column, and headers."""
     meta = dict(task.meta)
@@ -173,11 +140,16 @@ def columns_of(connection: Any, task: TaskFields, call: Call, meta: str, *, read
     ``ready_if`` is a condition. If each INSERT checked whether another task holds the key, transactions that enqueue
     tasks of one key would wait for each other.
     """
-    own = call_columns(call, meta)
-    for name in ("kwargs", "meta"):
-        if own[name] == "{}":
-            # The default of the table.
-            del own[name]
+    own = {
+        "args": call.args,
+        # None: the default of the table.
+        "kwargs": None if call.kwargs == "{}" else call.kwargs,
+        "meta": None if meta == "{}" else meta,
+        "lock_key": call.lock,
+        "group_key": call.group,
+        "fair_key": call.fair,
+        "unique_key": call.unique,
+    }
     columns = _same_columns(connection, task) | _quoted(connection, own)
     due = columns.get("run_after")
     if ready_if:
@@ -194,9 +166,20 @@ def _same_columns(connection: Any, task: TaskFields) -> dict[str, str]:
     """Return the columns that are the same for all calls of a task. They are computed for its first call."""
     columns: dict[str, str] | None = task.kept.get("columns")
     if columns is None:
-        columns = _quoted(connection, task_columns(task))
-        if task.unique is not None and task.unique.seconds is not None:
-            columns["unique_until"] = _after(task.unique.seconds)
+        unique, kept = task.unique, task.keep_result
+        own = {
+            "queue": task.queue_name,
+            "priority": task.priority,
+            "task_path": task.module_path,
+            "backend": task.backend,
+            "max_retries": task.max_attempts - 1,
+            "concurrency": task.concurrency,
+            "unique_scope": None if unique is None else unique.scope.value,
+            "keep_result": None if kept is None else int(seconds_of(kept, option="keep_result")),
+        }
+        columns = _quoted(connection, own)
+        if unique is not None and unique.seconds is not None:
+            columns["unique_until"] = _after(unique.seconds)
         date, delay = due_of(task)
         if delay is not None:
             columns["run_after"] = _after(delay.total_seconds())

@@ -12,7 +12,7 @@ from django.db.models import Q
 from django_pglock.errors import DuplicateTask
 from django_pglock.postgres.connections import connection_for, in_transaction, transaction_block
 from django_pglock.store.admit import admit_on_commit
-from django_pglock.store.insert_tasks import Call, Enqueued, batches, due_of, insert_calls, row_of
+from django_pglock.store.insert_tasks import Call, Enqueued, batches, columns_of, insert_calls
 from django_pglock.store.statements import filled, run
 from django_pglock.tasks.states import UniqueScope
 
@@ -79,24 +79,20 @@ FIND_UNIQUE = FIND_AND_LOCK_UNIQUE.replace(" FOR SHARE", "")
 REPLACE_UNIQUE = """
 WITH old AS MATERIALIZED (
     SELECT id, lock_key FROM {task}
-    WHERE unique_key = %(unique_key)s AND unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
+    WHERE unique_key = {key} AND unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
     FOR NO KEY UPDATE
 ), waits AS (
     DELETE FROM {waiter} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
 )
-UPDATE {task} AS task
-SET args = %(args)s::jsonb, kwargs = %(kwargs)s::jsonb, queue = %(queue)s, priority = %(priority)s,
-    backend = %(backend)s, max_retries = %(max_retries)s, meta = %(meta)s::jsonb, lock_key = call.lock_key,
-    concurrency = %(concurrency)s, group_key = %(group_key)s, fair_key = %(fair_key)s, keep_result = %(keep_result)s,
-    waits_for = 0, run_after = call.due,
-    status = CASE WHEN call.due > statement_timestamp() THEN 'SCHEDULED'
-                  WHEN call.lock_key IS NOT NULL THEN 'BLOCKED'
-                  ELSE 'READY' END
-FROM (SELECT %(lock_key)s::text AS lock_key,
-             COALESCE(%(date)s::timestamptz, statement_timestamp() + %(delay)s::interval) AS due) AS call, old
-WHERE task.id = old.id AND task.id = ANY (ARRAY(SELECT id FROM old))
+UPDATE {task} AS task SET {changes}, waits_for = 0
+FROM old WHERE task.id = old.id AND task.id = ANY (ARRAY(SELECT id FROM old))
 RETURNING task.id, task.status, date_part('epoch', task.enqueued_at), task.unique_key, old.lock_key
 """
+# The columns that a call fills. DEFAULT: it does not fill this one.
+_REPLACED = (
+    *("args", "kwargs", "queue", "priority", "backend", "max_retries", "meta", "lock_key", "concurrency", "group_key"),
+    *("fair_key", "keep_result", "run_after", "status"),
+)
 
 
 def enqueue_unique(using: str, task: TaskFields, calls: Sequence[Call], meta: str) -> list[Enqueued]:
@@ -169,12 +165,19 @@ def _allocated_ids(using: str, keys: Collection[str]) -> dict[str, int]:
 
 
 def _replace(using: str, task: TaskFields, call: Call, meta: str) -> list[Enqueued]:
-    due = dict(zip(("date", "delay"), due_of(task), strict=True))
     with connections[using].cursor() as cursor:
-        cursor.execute(filled(REPLACE_UNIQUE), row_of(task, call, meta) | due)
+        cursor.execute(replace_statement(using, task, call, meta))
         rows = cursor.fetchall()
     admit_on_commit(using, {key_before for *_, key_before in rows} - {call.lock})
     return [Enqueued(*row)._replace(is_new=False) for *row, _key_before in rows]
+
+
+def replace_statement(using: str, task: TaskFields, call: Call, meta: str) -> str:
+    """Return ``REPLACE_UNIQUE`` for a call. The connection must be open."""
+    columns = columns_of(connection_for(using), task, call, meta)
+    changes = ", ".join(f"{name} = {columns.get(name, 'DEFAULT')}" for name in _REPLACED)
+    tables = {"task": filled("{task}"), "waiter": filled("{waiter}")}
+    return REPLACE_UNIQUE.format(**tables, key=columns["unique_key"], changes=changes)
 
 
 def _one_per_key(calls: Sequence[Call], *, last: bool) -> dict[str, Call]:

@@ -500,7 +500,7 @@ def test_the_last_status_of_a_schedule_is_that_of_its_task_or_none(django_assert
         # By PRUNE_AFTER, which is sooner.
         ({"every": 86_400}, None),
         ({"every": None, "cron": "0 3 * * *"}, None),
-        ({"every": 2, "keep_result": 60}, 60),
+        ({"every": 2, "keep_result": timedelta(minutes=1)}, 60),
     ],
 )
 def test_successful_runs_of_a_schedule_are_kept_for_a_hundred_ticks(claim, options, kept):
