@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -24,35 +23,25 @@ PRECISION = 300
 #: Digits of a bigint.
 MOST_DIGITS = 19
 
-# The bisections differ only in the condition ``is_low``, which is true for low ids and false for high ids. Ids have
-# gaps, so a probe reads the next task behind the middle. At the end, ``low`` and ``high`` are ``PRECISION`` ids apart.
-# The first and the last id are found with LIMIT, as ``statements.py`` says.
-_BISECT = """{name} AS (
-    SELECT COALESCE((SELECT id FROM {{task}} ORDER BY id LIMIT 1), 1) - 1 AS low,
-           COALESCE((SELECT id FROM {{task}} ORDER BY id DESC LIMIT 1), 0) + 1 AS high, {is_wanted} AS is_wide
+# Two ids that are at most a number of ids apart: below the first, tasks were enqueued before a moment, and above the
+# second at this moment or later. Ids have gaps, so a probe reads the next task behind the middle. The first and the
+# last id of the table are found with LIMIT, as ``statements.py`` says.
+BISECT = """
+WITH RECURSIVE range AS (
+    SELECT COALESCE((SELECT id FROM {task} ORDER BY id LIMIT 1), 1) - 1 AS low,
+           COALESCE((SELECT id FROM {task} ORDER BY id DESC LIMIT 1), 0) + 1 AS high
     UNION ALL
     SELECT CASE WHEN probe.is_low THEN middle.id ELSE range.low END,
-           CASE WHEN probe.is_low THEN range.high ELSE middle.id END, range.high - range.low > {precision}
-    FROM {name} AS range CROSS JOIN LATERAL (SELECT (range.low + range.high) / 2 AS id) AS middle
+           CASE WHEN probe.is_low THEN range.high ELSE middle.id END
+    FROM range CROSS JOIN LATERAL (SELECT (range.low + range.high) / 2 AS id) AS middle
     CROSS JOIN LATERAL (SELECT COALESCE((
-        SELECT {is_low} FROM {{task}} AS next WHERE next.id >= middle.id ORDER BY next.id LIMIT 1
+        SELECT next.enqueued_at < COALESCE(%s::timestamptz, clock_timestamp() - make_interval(secs => %s))
+        FROM {task} AS next WHERE next.id >= middle.id ORDER BY next.id LIMIT 1
     ), false) AS is_low) AS probe
-    WHERE range.is_wide
+    WHERE range.high - range.low > %s
 )
+SELECT max(low), min(high) FROM range
 """
-
-# An id below the first task enqueued at a moment or later, and an id above the last task enqueued before another
-# moment. For a moment that is NULL no id is searched.
-_BISECT_AT = partial(_BISECT.format, is_low="next.enqueued_at < %s", precision=PRECISION)
-ENQUEUED_BETWEEN = f"""WITH RECURSIVE {_BISECT_AT(name="since", is_wanted="%s::timestamptz IS NOT NULL")},
-{_BISECT_AT(name="before", is_wanted="%s::timestamptz IS NOT NULL")}
-SELECT (SELECT max(low) FROM since), (SELECT min(high) FROM before)"""
-
-# The id behind all tasks that were enqueued more than some seconds ago.
-_IS_OLDER = "next.enqueued_at < clock_timestamp() - make_interval(secs => %s)"
-FIRST_SINCE = f"""WITH RECURSIVE {
-    _BISECT.format(name="range", is_wanted="true", is_low=_IS_OLDER, precision=1)
-} SELECT min(high) FROM range"""
 
 
 def ids_between(using: str, since: datetime | None, before: datetime | None) -> dict[str, int]:
@@ -60,8 +49,12 @@ def ids_between(using: str, since: datetime | None, before: datetime | None) -> 
 
     Ids are only roughly in the order of time, so compare the times as well.
     """
-    [(low, high)] = run(using, ENQUEUED_BETWEEN, since, since, before, before)
-    return ({"pk__gt": int(low)} if since else {}) | ({"pk__lt": int(high)} if before else {})
+    found: dict[str, int] = {}
+    if since:
+        [(found["pk__gt"], _)] = run(using, BISECT, since, 0, PRECISION)
+    if before:
+        [(_, found["pk__lt"])] = run(using, BISECT, before, 0, PRECISION)
+    return found
 
 
 def first_id_since(using: str, seconds: float) -> int:
@@ -69,7 +62,7 @@ def first_id_since(using: str, seconds: float) -> int:
 
     A minute is added, because a clock may have been set.
     """
-    [(first,)] = run(using, FIRST_SINCE, seconds - MARGIN)
+    [(_, first)] = run(using, BISECT, None, seconds - MARGIN, 1)
     return int(first)
 
 

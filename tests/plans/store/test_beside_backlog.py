@@ -16,8 +16,8 @@ from django_pglock.store.admit_one import admit_statement, enqueue_statement
 from django_pglock.store.claim import CLAIM_FAIR, CLAIM_GROUP, RUNNING_CLAIM, claim_statement
 from django_pglock.store.count import COUNT_FAILED, COUNT_OTHERS, COUNT_READY
 from django_pglock.store.failures import FAILURE_GROUPS
-from django_pglock.store.id_range import ENQUEUED_BETWEEN, FIRST_SINCE
-from django_pglock.store.insert_tasks import insert_many, row_of
+from django_pglock.store.id_range import BISECT
+from django_pglock.store.insert_tasks import insert_many
 from django_pglock.store.liveness import DELETE_DEAD
 from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.operate import CANCEL, DELETE, RESET, RETRY
@@ -56,7 +56,7 @@ from django_pglock.store.settle import (
     SETTLE_UNOBSERVED,
 )
 from django_pglock.store.statements import array_of_numbers, filled
-from django_pglock.store.unique import FIND_AND_LOCK_UNIQUE, FIND_UNIQUE, FREE_EXPIRED_UNIQUE, REPLACE_UNIQUE
+from django_pglock.store.unique import FIND_AND_LOCK_UNIQUE, FIND_UNIQUE, FREE_EXPIRED_UNIQUE, replace_statement
 from django_pglock.store.wake import STILL_READY
 from django_pglock.store.why_it_waits import WHY_UNFINISHED
 from tests.plans.reading import (
@@ -255,8 +255,7 @@ def few_rows(backlog):
         # Claims are given back by the index of running tasks.
         "GIVE_BACK": Call(filled(GIVE_BACK), (*[backlog.worker] * 3, [1], 0.0, None, None, []), by_index=True),
         # The ids of a time are found by the primary key.
-        "ENQUEUED_BETWEEN": Call(filled(ENQUEUED_BETWEEN), ["2026-01-01"] * 4),
-        "FIRST_SINCE": Call(filled(FIRST_SINCE), [0.0]),
+        "BISECT": Call(filled(BISECT), ["2026-01-01", 0.0, 300]),
         # Workers that are dead are deleted unless they have running tasks, which an index has.
         "DELETE_DEAD": Call(filled(DELETE_DEAD), (30.0,), by_index=True),
         "DELETE_DEAD, if all are silent": Call(filled(DELETE_DEAD), (0.0,), by_index=True),
@@ -276,10 +275,7 @@ def few_rows(backlog):
         "FIND_UNIQUE": Call(filled(FIND_UNIQUE), (["key 7"],)),
         "FIND_AND_LOCK_UNIQUE": Call(filled(FIND_AND_LOCK_UNIQUE), (["key 7"],)),
         "FREE_EXPIRED_UNIQUE": Call(filled(FREE_EXPIRED_UNIQUE), (["key 7"],)),
-        "REPLACE_UNIQUE": Call(
-            filled(REPLACE_UNIQUE),
-            row_of(tasks.nothing, CALL._replace(unique="key 7"), "{}") | {"date": None, "delay": None},
-        ),
+        "REPLACE_UNIQUE": Call(replace_statement("default", tasks.nothing, CALL._replace(unique="key 7"), "{}")),
         # Before others are woken, ready tasks are looked for by one index probe for each queue.
         "STILL_READY": Call(filled(STILL_READY), (["default", "other", "empty"],)),
         # The reason why a task is not finished is found by its id.
