@@ -11,7 +11,7 @@ their tasks. Only the thread reads the list of waiters, so only its start and it
 lock, because a coroutine may be cancelled at any point.
 
 One statement for all waiters polls every ``POLL_INTERVAL`` seconds, because behind a pooler no notification arrives. If
-the session is lost, the thread opens another one, writes the rows again, and reads all awaited tasks.
+the session is lost, the thread opens another one, and reads all awaited tasks.
 """
 
 from __future__ import annotations
@@ -126,9 +126,8 @@ class _Listener(threading.Thread):
         # Only the thread uses the following.
         self._waiting: dict[int, set[Future[bool]]] = {}
         self._connection: DatabaseWrapper | None = None
-        # The ids of our rows in the table of waiters: by task, and those of sessions before this one.
+        # The ids of our rows in the table of waiters, by task. They stay when the session is lost.
         self._rows: dict[int, int] = {}
-        self._stale: list[int] = []
         self._notified: list[int] = []
         self._poll_at, self._failures = 0.0, 0
         self._lost_at: float | None = None
@@ -156,7 +155,7 @@ class _Listener(threading.Thread):
     def _ends_if_idle(self) -> bool:
         """Unregister if there are no waiters and no rows to delete. Return whether this is the case."""
         with _guard:
-            if self._waiting or self._changes or (self._connection and (self._rows or self._stale)):
+            if self._waiting or self._changes or (self._connection and self._rows):
                 return False
             del _listeners[self.using]
             return True
@@ -195,11 +194,10 @@ class _Listener(threading.Thread):
     def _write_rows(self) -> list[int]:
         """Write a row for each task that is awaited now, delete the others, and return the ids of the new tasks."""
         new = [id_ for id_ in self._waiting if id_ not in self._rows]
-        gone = [self._rows.pop(id_) for id_ in list(self._rows) if id_ not in self._waiting]
-        if new or gone or self._stale:
-            self._stale += gone
-            self._rows.update(write_waiters(self.using, new, instead_of=self._stale))
-            self._stale.clear()
+        gone = {id_: row for id_, row in self._rows.items() if id_ not in self._waiting}
+        if new or gone:
+            written = write_waiters(self.using, new, instead_of=list(gone.values()))
+            self._rows = {id_: row for id_, row in self._rows.items() if id_ not in gone} | written
         return new
 
     def _tell_ended(self, new: Collection[int]) -> None:
@@ -237,8 +235,6 @@ class _Listener(threading.Thread):
         if self._connection is None:
             self._take_changes()
         self._close()
-        self._stale += self._rows.values()
-        self._rows.clear()
         self._poll_at = 0.0
         if self._lost_at is None:
             self._lost_at = time.monotonic()
