@@ -1,13 +1,12 @@
 """The schema of the first release: ten tables, their storage parameters, and the view of advisory locks."""
 
-from datetime import datetime, timezone
-
 from django.db import migrations, models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from django_pglock.migrations._operations import CreateView, TableSQL
-from django_pglock.models.base import CountsField
+from django_pglock.migrations._operations import PlainSQL
+from django_pglock.models.base import CountsField, OnPostgreSQL
+from django_pglock.tasks.states import READABLE
 
 # The view of advisory locks. A key is a lock of one bigint (objsubid 1): PostgreSQL stores its halves in classid and objid.
 # The package's own locks are of two ints (objsubid 2); classid says what the lock is for (keys/reserved.py). They get no key,
@@ -49,16 +48,7 @@ WORKER = """(
     SELECT w.name FROM "django_pglock_worker" AS w
     WHERE w.lock_key = held.number ORDER BY w.heartbeat_at DESC LIMIT 1)"""
 #: Options of each model: in a database of another vendor there is no table. See models/base.py.
-POSTGRESQL = {
-    "required_db_features": (
-        "supports_covering_indexes",
-        "supports_expression_defaults",
-        "supports_json_field",
-        "supports_partial_indexes",
-        "supports_table_check_constraints",
-    ),
-    "required_db_vendor": "postgresql",
-}
+POSTGRESQL = {name: getattr(OnPostgreSQL, name) for name in ("required_db_features", "required_db_vendor")}
 MANAGERS = [("for_dumpdata", models.Manager())]
 STATUSES = [
     ("SCHEDULED", "Scheduled"),
@@ -69,8 +59,6 @@ STATUSES = [
     ("FAILED", "Failed"),
     ("CANCELLED", "Cancelled"),
 ]
-#: Dates that Python has in each time zone.
-READABLE = datetime(1, 1, 2, tzinfo=timezone.utc), datetime(9999, 12, 30, tzinfo=timezone.utc)
 
 
 class Migration(migrations.Migration):
@@ -378,22 +366,22 @@ class Migration(migrations.Migration):
         ),
         # Each task row is updated at least twice and then read for weeks. The free space on its page takes the new row
         # versions. Vacuum runs after one dead row in a hundred instead of one in five, so claims meet few dead entries.
-        TableSQL(
+        PlainSQL(
             "task",
             """ALTER TABLE "django_pglock_task" SET (
                    fillfactor = 80, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.01,
                    autovacuum_analyze_scale_factor = 0.02)""",
         ),
         # A few rows, each updated every few seconds.
-        TableSQL(
+        PlainSQL(
             "worker",
             """ALTER TABLE "django_pglock_worker" SET (
                    fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 500)""",
         ),
         # Each worker updates the rows of the present hour every minute: in free space on their pages no index changes.
-        TableSQL(
+        PlainSQL(
             "number",
             'ALTER TABLE "django_pglock_number" SET (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05)',
         ),
-        CreateView("advisorylock", VIEW, {"worker": ("worker", WORKER)}),
+        PlainSQL("advisorylock", VIEW, 'DROP VIEW "django_pglock_advisorylock"', {"worker": ("worker", WORKER)}),
     ]

@@ -17,25 +17,19 @@ from typing import Any
 from django.db import connections, models
 
 
-class Dumped:
-    """Includes the rows of a default manager in a dump, in each database that can have the table."""
+def for_dumpdata(manager: Any = models.Manager, *, is_dumped: bool = True) -> Any:
+    """Return the default manager of a model whose ``objects`` is of the class ``manager``.
 
-    is_dumped = True
+    Its rows are in a dump, in each database that can have the table. ``is_dumped=False``: they are in no dump, because
+    they would be wrong in another database.
+    """
 
-    def using(self, alias: str | None) -> Any:
-        """Return all rows, or none in a database of another vendor, or if they would be wrong in another database."""
-        rows = super().using(alias)  # type: ignore[misc]
-        return rows if self.is_dumped and connections[rows.db].vendor == "postgresql" else rows.none()
+    class ForDumpdata(manager):  # type: ignore[misc]
+        def using(self, alias: str | None) -> Any:
+            rows = super().using(alias)
+            return rows if is_dumped and connections[rows.db].vendor == "postgresql" else rows.none()
 
-
-class NotDumped(Dumped):
-    """Excludes the rows of a default manager from a dump, because they would be wrong in another database."""
-
-    is_dumped = False
-
-
-class DumpedManager(Dumped, models.Manager[Any]):
-    """The default manager of a model without verbs of its own."""
+    return ForDumpdata()
 
 
 class CountsField(models.Field):  # type: ignore[type-arg]  # Django's class takes no arguments when it runs

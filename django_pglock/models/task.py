@@ -7,7 +7,7 @@ from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.base import Dumped, DumpedManager, OnPostgreSQL, Row
+from django_pglock.models.base import OnPostgreSQL, Row, for_dumpdata
 from django_pglock.models.managers import TaskManager
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.states import FINISHED, READABLE, TaskStatus, UniqueScope
@@ -21,10 +21,6 @@ _NEEDS: dict[str, Q] = {
     TaskStatus.BLOCKED.value: _OPEN & (Q(lock_key__isnull=False) | Q(waits_for__gt=0)),
     **dict.fromkeys(sorted(FINISHED), Q(finished_at__isnull=False)),
 }
-
-
-class _DumpedTaskManager(Dumped, TaskManager):
-    pass
 
 
 class Task(models.Model):
@@ -84,7 +80,7 @@ class Task(models.Model):
     log = models.TextField(_("log"), null=True, editable=False, help_text=_("Log records of the last attempt."))
     meta = models.JSONField(_("meta"), db_default=models.Value({}, models.JSONField()))
 
-    for_dumpdata = _DumpedTaskManager()
+    for_dumpdata = for_dumpdata(TaskManager)
     objects = TaskManager()
 
     class Meta(OnPostgreSQL):
@@ -228,7 +224,7 @@ class Attempt(Row):
     traceback = models.TextField(_("traceback"))
     log = models.TextField(_("log"), null=True)
 
-    for_dumpdata = DumpedManager()
+    for_dumpdata = for_dumpdata()
     objects = models.Manager()
 
     class Meta(OnPostgreSQL):
@@ -260,7 +256,7 @@ class Waiter(Row):
     # Null for waits that the end of the awaited task ends.
     has_ended = models.BooleanField(null=True)
 
-    for_dumpdata = DumpedManager()
+    for_dumpdata = for_dumpdata()
     objects = models.Manager()
 
     class Meta(OnPostgreSQL):

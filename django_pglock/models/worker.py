@@ -6,17 +6,9 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.base import Dumped, NotDumped, OnPostgreSQL, Row
+from django_pglock.models.base import OnPostgreSQL, Row, for_dumpdata
 from django_pglock.models.managers import ScheduleManager, WorkerManager
 from django_pglock.tasks.states import READABLE
-
-
-class _NotDumpedWorkerManager(NotDumped, WorkerManager):
-    pass
-
-
-class _DumpedScheduleManager(Dumped, ScheduleManager):
-    pass
 
 
 class Worker(Row):
@@ -50,7 +42,7 @@ class Worker(Row):
     started_at = models.DateTimeField(_("started at"), db_default=Now())
     heartbeat_at = models.DateTimeField(_("heartbeat at"), db_default=Now())
 
-    for_dumpdata = _NotDumpedWorkerManager()
+    for_dumpdata = for_dumpdata(WorkerManager, is_dumped=False)
     objects = WorkerManager()
 
     class Meta(OnPostgreSQL):
@@ -83,7 +75,7 @@ class Schedule(Row):
     last_at = models.DateTimeField(_("last tick"), null=True, help_text=_("The tick that was enqueued last."))
     last_task = models.BigIntegerField(_("last task"), null=True)
 
-    for_dumpdata = _DumpedScheduleManager()
+    for_dumpdata = for_dumpdata(ScheduleManager)
     objects = ScheduleManager()
 
     class Meta(OnPostgreSQL):

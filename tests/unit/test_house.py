@@ -21,7 +21,7 @@ from django_pglock import apps
 from django_pglock import migrations as package
 from django_pglock.conf import Settings
 from django_pglock.errors import ConfigurationError
-from django_pglock.migrations._operations import CreateView, TableSQL
+from django_pglock.migrations._operations import PlainSQL
 
 PACKAGE = Path(django_pglock.__file__).parent
 
@@ -162,7 +162,7 @@ def test_the_only_migration_creates_and_changes_nothing():
     only = import_module(f"{package.__name__}.{name}").Migration
     assert name == "0001_initial"
     assert only.initial
-    assert {type(each) for each in only.operations} == {migrations.CreateModel, TableSQL, CreateView}
+    assert {type(each) for each in only.operations} == {migrations.CreateModel, PlainSQL}
 
 
 # What the app requires before Django imports any models. In real projects: qa/projects/test_small_projects.py.
