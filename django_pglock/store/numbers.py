@@ -189,24 +189,16 @@ WHERE seconds = %s AND task_path = %s AND queue = %s AND started_at >= %s AND st
 # The same for one function in all queues.
 SERIES_OF_FUNCTION = SERIES.replace("queue = %s", "queue <> ''")
 
-# All rows of some periods by queue and function, summed up, the histograms bucket by bucket.
+# All rows of some periods by queue and function, summed up element by element: the sum of seconds, the count, and the
+# histogram.
 TOTALS = """
-WITH found AS MATERIALIZED (
-    SELECT queue, task_path, kind, count, total, buckets FROM {number}
+SELECT queue, task_path, kind, array_agg(number ORDER BY place) FROM (
+    SELECT queue, task_path, kind, place, sum(each.number) AS number
+    FROM {number}, unnest(ARRAY[total, count] || buckets::float8[]) WITH ORDINALITY AS each (number, place)
     WHERE seconds = %s AND started_at >= %s AND started_at < %s AND task_path <> '' AND queue <> ''
       AND kind = ANY (%s)
-), histogram AS (
-    SELECT queue, task_path, kind, array_agg(count ORDER BY bucket) AS buckets FROM (
-        SELECT queue, task_path, kind, bucket, sum(each.count)::bigint AS count
-        FROM found CROSS JOIN LATERAL unnest(found.buckets) WITH ORDINALITY AS each (count, bucket)
-        GROUP BY queue, task_path, kind, bucket) AS summed
-    GROUP BY queue, task_path, kind
-), summed AS (
-    SELECT queue, task_path, kind, sum(count)::bigint AS count, sum(total) AS total
-    FROM found GROUP BY queue, task_path, kind
-)
-SELECT queue, task_path, kind, count, total, COALESCE(buckets, '{{}}')
-FROM summed LEFT JOIN histogram USING (queue, task_path, kind)
+    GROUP BY queue, task_path, kind, place) AS summed
+GROUP BY queue, task_path, kind
 """
 
 # Deletes some of the rows that are too old. Two workers may do so at once: each skips the rows that the other has
@@ -465,10 +457,11 @@ def _rows_of(
 
 
 def _by_function(rows: Iterable[tuple[Any, ...]]) -> list[Total]:
-    """Return the totals of rows that begin with a queue and a function, each row with one kind."""
+    """Return the totals of the rows of ``TOTALS``."""
     found: dict[tuple[str, str], Counts] = {}
-    for queue, path, *row in rows:
-        found.setdefault((queue, path), Counts()).add_row(*row)
+    for queue, path, kind, (total, *counts) in rows:
+        count, *buckets = map(int, counts)
+        found.setdefault((queue, path), Counts()).add_row(kind, count, total, buckets)
     return [Total(queue, path, counts) for (queue, path), counts in found.items()]
 
 
