@@ -21,6 +21,6 @@ def facts(db):
 
 @pytest.fixture
 def client(client, db):
-    """A client of a person who may view tasks. ``person()`` logs in somebody else."""
+    """A client of a person who may view tasks. ``person()`` logs in another one."""
     person(client, "view_task")
     return client

@@ -95,21 +95,8 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
 
     monkeypatch.setattr("django_pglock.management.commands.runlockworker.Worker", Recorder)
     queues = ["any=3", "thing*", "--exclude", "thing-1", "--exclude=x"]
-    signs = ["--probe-port", "[::]:9187"]
-    call_command(
-        "runlockworker",
-        *queues,
-        *signs,
-        "--threads",
-        "3",
-        "--grace",
-        "1.5",
-        "--no-reload",
-        "--backend",
-        "default",
-        "--processes",
-        "2",
-    )
+    others = "--probe-port [::]:9187 --threads 3 --grace 1.5 --no-reload --backend default --processes 2"
+    call_command("runlockworker", *queues, *others.split())
     [options] = built
     assert (options.pop("queues"), options.pop("exclude")) == (["any=3", "thing*"], ["thing-1", "x"])
     assert options.pop("command")()[0] == sys.executable

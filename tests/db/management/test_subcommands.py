@@ -19,27 +19,12 @@ from django_pglock.store.count import COUNTED
 from django_pglock.store.numbers import Counts, add_numbers, bucket_of
 from django_pglock.store.requests_to_worker import answer_stack, request_stack
 from tests.db.management.commands.test_locktasks import answer as answer  # a fixture
-from tests.db.management.commands.test_locktasks import failed, locktasks, status_of
+from tests.db.management.commands.test_locktasks import failed, locktasks
 from tests.db.store.test_failures import PATH, fail
 from tests.db.store.test_prune import make
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.mark.parametrize(
-    ("filters", "expected"),
-    [
-        (["--status", "CANCELLED"], ["FAILED", "FAILED", "READY", "FAILED"]),
-        (["--task", "other"], ["READY", "FAILED", "CANCELLED", "FAILED"]),
-        (["--older-than", "5"], ["FAILED", "FAILED", "CANCELLED", "READY"]),
-        (["--all"], ["READY", "READY", "READY", "READY"]),
-    ],
-)
-def test_filters_of_locktasks_select_the_tasks(filters, expected):
-    rows = [failed(task_path="x.other"), failed(), make("CANCELLED", days=0), make("FAILED", days=6)]
-    locktasks("retry", "--yes", *filters)
-    assert status_of(*rows) == expected
 
 
 @pytest.mark.parametrize("subcommand", [["list"], ["stats"], ["cancel", "--yes"]])
@@ -258,20 +243,6 @@ def test_a_redrive_at_a_rate_is_run_by_a_task(two_groups):
     assert f"Task {made.pk} retries the failures of group 7 already." in again
     locktasks("cancel", made.pk)
     assert Task.objects.get(pk=made.pk).status == "CANCELLED"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "No failures are selected"),
-        (["--fingerprint", str(2**63)], "argument --fingerprint: '9223372036854775808' is not a number"),
-        (["--exception", "Refused", "--rate", "0"], "'0' is not a number from 0.001 to 5000"),
-    ],
-)
-def test_invalid_arguments_are_refused(two_groups, options, message):
-    with pytest.raises(CommandError, match=message):
-        locktasks("redrive", *options, "--yes")
-    assert statuses(two_groups) == ["FAILED"] * 3
 
 
 # ``manage.py locktasks stats``: a table and JSON of what has ended lately.

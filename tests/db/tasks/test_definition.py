@@ -109,11 +109,6 @@ def test_on_commit_is_refused_if_it_would_have_to_wait_for_another_database_besi
     assert not Task.objects.exists()
 
 
-def test_meta_travels_with_the_task():
-    tasks.echo.using(meta={"trace": "abc"}).enqueue(1)
-    assert Task.objects.get().meta == {"trace": "abc"}
-
-
 @pytest.mark.parametrize(
     "enqueue",
     [
@@ -143,12 +138,6 @@ def test_an_unknown_option_through_djangos_own_decorator_is_refused():
     """From 6.1 on it passes all options on to the class that the backend names."""
     with pytest.raises(TaskOptionError, match="@task on echo has no option 'retries'"):
         PostgresBackend.task_class(func=tasks.echo.func, retries=3)
-
-
-def test_each_exception_may_be_retried():
-    """By default ``SystemExit``, which is no ``Exception``, fails a task. A project may want to retry it."""
-    assert not tasks.echo.can_retry(SystemExit())
-    assert task(retry_on=BaseException)(tasks.echo.func).can_retry(SystemExit())
 
 
 @pytest.mark.parametrize(

@@ -177,11 +177,6 @@ def test_retry_and_snooze_refuse_an_invalid_wait(after):
 # The context of a running task: its progress, its metadata and its token.
 
 
-def wait_for_end(result, eventually, seconds=15.0):
-    rows = Task.objects.filter(pk=result.id, finished_at__isnull=False)
-    return eventually(lambda: rows.first(), seconds=seconds, why=f"task {result.id} did not end")
-
-
 def test_the_task_context_extends_the_context_of_django(claim):
     tasks.nothing.using(meta={"trace": "abc", "n": [1]}, timeout=5).enqueue()
     [mine] = claim()
@@ -218,8 +213,8 @@ def test_meta_refuses_the_names_that_the_package_uses(name):
 
 def test_the_context_of_a_running_task_has_its_meta_and_token(worker, eventually):
     worker()
-    assert wait_for_end(running.tell.using(meta={"trace": "abc"}).enqueue(1), eventually).result == {"trace": "abc"}
-    assert wait_for_end(running.tell_atomically.enqueue(), eventually).result == 1
+    assert finished(running.tell.using(meta={"trace": "abc"}).enqueue(1), eventually).result == {"trace": "abc"}
+    assert finished(running.tell_atomically.enqueue(), eventually).result == 1
 
 
 def test_the_context_has_earlier_errors_after_a_retry_by_hand(worker, eventually):
@@ -227,6 +222,6 @@ def test_the_context_has_earlier_errors_after_a_retry_by_hand(worker, eventually
     worker()
     result = running.errors_so_far.enqueue(2)
     for _ in range(2):
-        assert wait_for_end(result, eventually).status == "FAILED"
+        assert finished(result, eventually).status == "FAILED"
         assert Task.objects.filter(pk=result.id).retry() == 1
-    assert wait_for_end(result, eventually).result == [2, 3]
+    assert finished(result, eventually).result == [2, 3]

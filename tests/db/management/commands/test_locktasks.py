@@ -161,20 +161,6 @@ def test_without_a_terminal_the_command_requires_yes():
     assert locktasks("retry", "--all", "--yes") == "1 task will run again.\n"
 
 
-def test_locktasks_with_ids_asks_for_no_confirmation(answer):
-    row = failed()
-    asked = answer("n")
-    locktasks("retry", row.pk)
-    assert status_of(row) == ["READY"]
-    assert not asked
-
-
-def test_locktasks_asks_for_no_confirmation_if_no_task_matches(answer):
-    asked = answer("y")
-    assert locktasks("retry", "--all") == "0 tasks would run again.\n"
-    assert not asked
-
-
 @pytest.mark.parametrize(
     ("arguments", "text", "code"),
     [
@@ -184,6 +170,7 @@ def test_locktasks_asks_for_no_confirmation_if_no_task_matches(answer):
         (["cancel", "1", "--older-than", "0"], "one of these: ids, filters", 2),
         (["cancel", "--all", "--older-than", "0"], "one of these: ids, filters", 2),
         (["redrive"], "No failures are selected", 2),
+        (["redrive", "--exception", "Refused", "--rate", "0"], "'0' is not a number from 0.001 to 5000", 1),
         (["move-to-queue", "--all", "--to", ""], "queue", 2),
         (["pause", "mail*"], "'mail\\*' is no queue", 2),
         (["resume", "mail*"], "'mail\\*' is no queue", 2),
@@ -227,22 +214,3 @@ def test_prune_deletes_by_the_setting_or_by_its_options():
     assert left() == {kept.pk}
     assert locktasks("prune", "--older-than", "21", "--status", "FAILED") == "0 tasks were deleted.\n"
     assert locktasks("prune", "--older-than", "19", "--status", "failed") == "1 task was deleted.\n"
-
-
-def test_a_retry_names_what_stays_cancelled_because_of_the_tasks_that_it_repairs():
-    part = failed()
-    final = make("CANCELLED", meta={"after": [part.pk]})
-    said = f"1 task stays cancelled, because it was to run after one of these: #{final.pk}. Retry it as well.\n"
-    assert locktasks("retry", part.pk, "--dry-run") == f"{said}1 task would run again.\n"
-    assert locktasks("retry", part.pk) == f"{said}1 task will run again.\n"
-    part.refresh_from_db()
-    assert status_of(part, final) == ["READY", "CANCELLED"]
-
-
-def test_a_retry_says_how_many_tasks_it_left_out():
-    taken, other = make("FAILED", unique_key="u", unique_scope="UNFINISHED"), make("FAILED")
-    make("READY", unique_key="u", unique_scope="UNFINISHED")
-    assert locktasks("retry", taken.pk, other.pk, 10**12).splitlines() == [
-        "1 task will run again.",
-        "2 tasks were not changed: they do not exist, or are in another state.",
-    ]
