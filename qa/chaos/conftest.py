@@ -5,7 +5,8 @@ A module whose faults harm the server has a ``server`` fixture of its own, which
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import signal
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from django.db import connection
 
 from example_project.postgres import PrivatePostgres
-from qa.chaos.experiment import ENVIRONMENT, Experiment
+from qa.chaos.evidence import Recovery
+from qa.chaos.experiment import ENVIRONMENT, ChaosWorker, Experiment, Fault
 from qa.chaos.report import Row, table, write
 from tests.conftest import make_tables
 
@@ -98,3 +100,28 @@ def experiment(
         finally:
             experiment.close()
             connection.close()
+
+
+@pytest.fixture
+def hit(experiment: Experiment, eventually: Callable[..., Any]) -> Callable[..., Fault]:
+    """Send a signal to a worker in the middle of a task, under load, when so many tasks have begun."""
+
+    def hit(victim: ChaosWorker, number: signal.Signals = signal.SIGKILL, *, runs: int = 10) -> Fault:
+        begun = experiment.under_load(lambda: experiment.running(runs) and experiment.in_flight(victim.id), seconds=0.5)
+        eventually(begun, why="the work did not begin")
+        fault = experiment.send_signal(victim, number)
+        assert fault.in_flight, "the victim had no task in flight"
+        return fault
+
+    return hit
+
+
+@pytest.fixture
+def recovery_after(experiment: Experiment, eventually: Callable[..., Any]) -> Callable[[Fault], Recovery]:
+    """Wait until all tasks have ended, and return how soon those of the victim ran elsewhere."""
+
+    def recover(fault: Fault) -> Recovery:
+        eventually(experiment.is_over, why="some task is stuck")
+        return experiment.judge().recovery(fault.in_flight, fault.victim, fault.at)
+
+    return recover

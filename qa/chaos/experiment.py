@@ -110,6 +110,12 @@ def begins(since: float) -> set[tuple[UUID, str]]:
     return set(runs.values_list("worker", "thread"))
 
 
+def run_row(run: Run) -> RunRow:
+    """Return a run as evidence."""
+    began, ended = run.started_at.timestamp(), run.ended_at and run.ended_at.timestamp()
+    return RunRow(run.task, run.attempt, run.worker, began, ended, run.key, run.is_atomic, run.thread)
+
+
 class Experiment:
     """A database, workers, and a load of tasks. What is shown goes into ``rows``.
 
@@ -262,19 +268,7 @@ class Experiment:
         return Evidence(
             enqueued=self.enqueued,
             tasks=[TaskRow(task.pk, task.status, task.attempts, task.result) for task in Task.objects.all()],
-            runs=[
-                RunRow(
-                    run.task,
-                    run.attempt,
-                    run.worker,
-                    run.started_at.timestamp(),
-                    run.ended_at and run.ended_at.timestamp(),
-                    run.key,
-                    run.is_atomic,
-                    run.thread,
-                )
-                for run in Run.objects.all()
-            ],
+            runs=[run_row(run) for run in Run.objects.all()],
             absences=self.absences(),
         )
 

@@ -7,11 +7,11 @@ import random
 import signal
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from django.db import connection
 
+from qa.processes import children_of
 from qa.soak.faults import TERMINATE
 
 #: Seconds for which a process is stopped: others do not count the worker as dead before its limit of 8 s.
@@ -20,14 +20,10 @@ LONGEST_STOP = 4.0
 QUICK = {"HEARTBEAT_INTERVAL": 0.8, "POLL_INTERVAL": 2.0}
 
 
-def children_of(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def family_of(parent: int) -> list[list[int]]:
     """Return the processes of a worker by kind: parent, starter, children."""
     # It may have ended, or its starter, a moment ago.
-    with suppress(OSError, ValueError):
+    with suppress(ValueError):
         [starter] = children_of(parent)
         return [[parent], [starter], children_of(starter)]
     return [[parent]]

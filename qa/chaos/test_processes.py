@@ -22,15 +22,11 @@ from tests.sample.models import Run
 QUICK = {"HEARTBEAT_INTERVAL": 0.8, "POLL_INTERVAL": 2.0}
 
 
+@pytest.mark.short
 @pytest.mark.fault("SIGKILL of a worker")
-def test_a_killed_worker(experiment, eventually):
+def test_a_killed_worker(experiment, hit, recovery_after):
     victim, *_others = experiment.workers(3, "--threads", "2")
-    begun = experiment.under_load(lambda: experiment.running(10) and experiment.in_flight(victim.id), seconds=0.5)
-    eventually(begun, why="the work did not begin")
-    fault = experiment.send_signal(victim, signal.SIGKILL)
-    assert fault.in_flight, "the victim had no task in flight"
-    eventually(experiment.is_over, why="some task is stuck")
-    recovery = experiment.judge().recovery(fault.in_flight, fault.victim, fault.at)
+    recovery = recovery_after(hit(victim))
     experiment.show("its tasks run elsewhere", recovery.last, bound=10)
     experiment.show("others continue", recovery.others, bound=2)
 
@@ -100,22 +96,18 @@ def test_a_worker_whose_grace_is_over(experiment, eventually):
 
 @pytest.mark.parametrize("pglock", [pytest.param(QUICK, id="quick"), pytest.param({}, id="default")])
 @pytest.mark.fault("SIGSTOP for longer than the hard limit, then SIGCONT")
-def test_a_zombie(experiment, eventually, pglock):
+def test_a_zombie(experiment, hit, recovery_after, eventually, pglock):
     """Other workers run all its tasks. When it continues, its outcomes are dropped, and it works again."""
     limit = Settings(**pglock).HEARTBEAT_LIMIT
     zombie, *_others = experiment.workers(3, "--threads", "3", pglock=pglock)
-    begun = experiment.under_load(lambda: experiment.running(9) and experiment.in_flight(zombie.id), seconds=0.5)
-    eventually(begun, why="the work did not begin")
-    fault = experiment.send_signal(zombie, signal.SIGSTOP)
-    assert fault.in_flight, "the victim had no task in flight"
+    fault = hit(zombie, signal.SIGSTOP)
     eventually(experiment.is_over, why="some task is stuck")
     before = dict(Task.objects.values_list("pk", "finished_at"))
     experiment.send_signal(zombie, signal.SIGCONT)
     eventually(lambda: not Run.objects.filter(worker=zombie.id, ended_at=None).exists(), why="it does not wake")
     zombie.wait_for("was lost")
     assert dict(Task.objects.values_list("pk", "finished_at")) == before, "an outcome came too late and was written"
-    evidence = experiment.judge()
-    recovery = evidence.recovery(fault.in_flight, fault.victim, fault.at)
+    recovery = recovery_after(fault)
     experiment.show(f"its tasks run elsewhere (limit: {limit:.0f} s)", recovery.last, bound=limit)
     experiment.show("others continue", recovery.others, bound=2)
     runs = Run.objects.filter(worker=zombie.id).count()
@@ -125,7 +117,7 @@ def test_a_zombie(experiment, eventually, pglock):
 
 @pytest.mark.short
 @pytest.mark.fault("clocks of workers wrong by an hour")
-def test_wrong_clocks(experiment, eventually):
+def test_wrong_clocks(experiment, hit, recovery_after):
     """The others check heartbeats, promote due tasks and rescue, and use no clock of their own for it."""
     experiment.worker("--threads", "2", CHAOS_CLOCK="3600")
     told = chaos_tasks.tell_time.enqueue()
@@ -135,13 +127,8 @@ def test_wrong_clocks(experiment, eventually):
     victim = experiment.worker("--threads", "2")
     due = timezone.now() + timedelta(seconds=4)
     later = experiment.expect(chaos_tasks.work.using(run_after=due).enqueue(0))
-    begun = experiment.under_load(lambda: Run.objects.filter(worker=victim.id).count() > 5, seconds=0.1)
-    eventually(begun, why="the work did not begin")
-    fault = experiment.send_signal(victim, signal.SIGKILL)
-    assert fault.in_flight, "the victim had no task in flight"
-    eventually(experiment.is_over, why="some task is stuck")
-    recovery = experiment.judge().recovery(fault.in_flight, fault.victim, fault.at)
-    experiment.show("the tasks of a killed worker run elsewhere", recovery.last, bound=10)
+    fault = hit(victim)
+    experiment.show("the tasks of a killed worker run elsewhere", recovery_after(fault).last, bound=10)
     assert set(Attempt.objects.values_list("worker", flat=True)) <= {victim.id}, "a living worker was taken for dead"
     lateness = (Run.objects.get(task=later[0]).started_at - due).total_seconds()
     assert lateness >= 0, "it ran too early"
@@ -179,7 +166,7 @@ def test_a_poison_pill(experiment, eventually):
     assert went_down >= Settings().MAX_RESCUES, "nobody was beside it"
 
 
-@pytest.mark.parametrize("count", [5, 50])
+@pytest.mark.parametrize("count", [pytest.param(5, marks=pytest.mark.short), 50])
 @pytest.mark.fault("deploys in a row: SIGTERM and a new worker")
 def test_deploys_in_a_row(experiment, eventually, count):
     experiment.fault_name = f"{count} deploys in a row: SIGTERM and a new worker, under load"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import subprocess
 import tempfile
 import time
@@ -19,15 +18,11 @@ from django_pglock.store.rescue import LOST_WITH_WORKER
 from django_pglock.tasks import enqueue_many
 from example_project.postgres import PrivatePostgres, account
 from qa.chaos.experiment import ENVIRONMENT
+from qa.soak.faults import TERMINATE
 from tests.conftest import make_tables, session_at
 from tests.sample import chaos_tasks
 from tests.sample.tasks import nothing
 
-# Every session of the database except the one that sends the query.
-TERMINATE = """
-SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
-"""
 #: Seconds within which work continues, and within which each worker takes part in it.
 GOES_ON, ALL_GO_ON = 5.0, 10.0
 #: Heartbeats for the short form, where the fault has to last longer than the limit.
@@ -51,12 +46,15 @@ def server(own_server):
 
 
 @pytest.fixture
-def show_that_work_continues(experiment, eventually):
-    """Show that all work is done, and how soon each worker worked again after each of some moments."""
+def show_that_work_continues(experiment, keep_busy, eventually):
+    """Show that all work is done, and how soon each worker worked again after each of some moments, or from now on."""
 
-    def show(workers, *moments, **exceptions):
+    def show(workers, *moments):
+        if not moments:
+            moments = (time.time(),)
+            keep_busy(workers, *moments)
         eventually(experiment.is_over, why="some task is stuck")
-        evidence = experiment.judge(**exceptions)
+        evidence = experiment.judge()
         begins = [[evidence.begins(worker.id, moment) for worker in workers] for moment in moments]
         experiment.show("work continues", max(map(min, begins)), GOES_ON)
         experiment.show("every worker works again", max(map(max, begins)), ALL_GO_ON)
@@ -80,9 +78,7 @@ def ask(statement):
 
 @pytest.mark.short
 @pytest.mark.fault("storm of pg_terminate_backend")
-def test_every_session_is_terminated_again_and_again(
-    experiment, keep_busy, show_that_work_continues, eventually, is_short
-):
+def test_every_session_is_terminated_again_and_again(experiment, show_that_work_continues, eventually, is_short):
     workers = experiment.workers(2, "--threads", "2")
     experiment.load(5)
     eventually(experiment.running, why="the work did not begin")
@@ -91,32 +87,26 @@ def test_every_session_is_terminated_again_and_again(
         experiment.load(1)
         terminated += ask(TERMINATE)
         time.sleep(0.25)
-    since = time.time()
-    keep_busy(workers, since)
-    show_that_work_continues(workers, since)
+    show_that_work_continues(workers)
 
 
 @pytest.mark.fault("SIGKILL of a worker while every session is terminated")
-def test_a_worker_dies_while_all_are_cut(experiment, eventually):
+def test_a_worker_dies_while_all_are_cut(experiment, hit, recovery_after):
     """All workers are silent for a moment. The living workers beat again, so the silent one counts as dead."""
     victim, *_others = experiment.workers(3, "--threads", "2")
-    begun = experiment.under_load(lambda: experiment.running(20) and experiment.in_flight(victim.id), seconds=0.5)
-    eventually(begun, why="the work did not begin")
-    fault = experiment.send_signal(victim, signal.SIGKILL)
-    assert fault.in_flight, "the victim had no task in flight"
+    fault = hit(victim)
     ask(TERMINATE)
-    eventually(experiment.is_over, why="some task is stuck")
-    recovery = experiment.judge().recovery(fault.in_flight, fault.victim, fault.at)
-    experiment.show("its tasks run elsewhere", recovery.last, bound=10)
+    experiment.show("its tasks run elsewhere", recovery_after(fault).last, bound=10)
     rescued = Attempt.objects.filter(exception_path=LOST_WITH_WORKER)
     assert set(rescued.values_list("worker", flat=True)) == {victim.id}, "a living worker was taken for dead"
 
 
+@pytest.mark.short
 @pytest.mark.fault("immediate restart of PostgreSQL")
-def test_an_immediate_restart(experiment, keep_busy, show_that_work_continues, eventually):
+def test_an_immediate_restart(experiment, keep_busy, show_that_work_continues, eventually, is_short):
     workers = experiment.workers(2, "--threads", "2")
     moments = []
-    for _ in range(5):
+    for _ in range(1 if is_short else 5):
         experiment.load(20, seconds=0.1)
         eventually(lambda: Task.objects.filter(status="RUNNING").exists(), why="the work did not begin")
         experiment.server.restart("immediate")
@@ -129,7 +119,7 @@ def test_an_immediate_restart(experiment, keep_busy, show_that_work_continues, e
 
 @pytest.mark.short
 @pytest.mark.fault("outage of PostgreSQL")
-def test_an_outage(experiment, keep_busy, show_that_work_continues, eventually, is_short):
+def test_an_outage(experiment, show_that_work_continues, eventually, is_short):
     """Longer than two beats, in the long form as long as the hard limit; functions continue to run meanwhile."""
     seconds, beats = (4, QUICK) if is_short else (30, {})
     workers = experiment.workers(2, pglock=beats)
@@ -140,9 +130,7 @@ def test_an_outage(experiment, keep_busy, show_that_work_continues, eventually, 
     connection.close()
     time.sleep(seconds)
     experiment.server.launch()
-    since = time.time()
-    keep_busy(workers, since)
-    show_that_work_continues(workers, since)
+    show_that_work_continues(workers)
     experiment.affirm("no living worker is taken for dead", is_kept=not lost_of(long))
 
 
@@ -152,7 +140,7 @@ def lost_of(tasks):
 
 @pytest.mark.short
 @pytest.mark.fault("all of max_connections taken")
-def test_all_connections_are_taken(experiment, keep_busy, show_that_work_continues, eventually, is_short):
+def test_all_connections_are_taken(experiment, show_that_work_continues, eventually, is_short):
     old = experiment.worker("--threads", "2")
     experiment.load(20)
     eventually(experiment.running, why="the work did not begin")
@@ -168,8 +156,7 @@ def test_all_connections_are_taken(experiment, keep_busy, show_that_work_continu
     since = time.time()
     experiment.wait_until_ready(new)
     experiment.show("a worker that waited for its start is ready", time.time() - since, ALL_GO_ON)
-    keep_busy([old, new], since)
-    show_that_work_continues([old, new], since)
+    show_that_work_continues([old, new])
 
 
 TERMINATE_WORKERS = TERMINATE + " AND application_name <> 'other client'"
@@ -194,7 +181,7 @@ EXECUTE FUNCTION refuse()
 
 @pytest.mark.short
 @pytest.mark.fault("no space left for the outcomes of tasks")
-def test_the_table_refuses_outcomes(experiment, keep_busy, show_that_work_continues, eventually, is_short):
+def test_the_table_refuses_outcomes(experiment, show_that_work_continues, eventually, is_short):
     """Their functions have returned, so none of them fails."""
     workers = experiment.workers(2, "--threads", "2")
     experiment.load(40)
@@ -204,15 +191,13 @@ def test_the_table_refuses_outcomes(experiment, keep_busy, show_that_work_contin
         time.sleep(4 if is_short else 30)
     finally:
         ask("DROP FUNCTION refuse() CASCADE")
-    since = time.time()
-    keep_busy(workers, since)
-    show_that_work_continues(workers, since)
+    show_that_work_continues(workers)
     experiment.affirm("no task fails", is_kept=not Task.objects.filter(status="FAILED").exists())
 
 
 @pytest.mark.short
 @pytest.mark.fault("ACCESS EXCLUSIVE on the tasks for longer than the hard limit")
-def test_the_table_is_locked_for_long(experiment, keep_busy, show_that_work_continues, eventually, is_short):
+def test_the_table_is_locked_for_long(experiment, show_that_work_continues, eventually, is_short):
     """While functions run. A worker that waits for a table lock is alive."""
     seconds, beats = (10, QUICK) if is_short else (40, {})
     workers = experiment.workers(2, pglock=beats)
@@ -222,9 +207,7 @@ def test_the_table_is_locked_for_long(experiment, keep_busy, show_that_work_cont
     with closing(session_at(experiment.server)) as dba, dba.transaction():
         dba.execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
         time.sleep(seconds)
-    since = time.time()
-    keep_busy(workers, since)
-    show_that_work_continues(workers, since)
+    show_that_work_continues(workers)
     experiment.affirm("no living worker is taken for dead", is_kept=not lost_of(long))
 
 
@@ -248,7 +231,7 @@ def enqueue_with_one_attempt(experiment):
 
 @pytest.mark.short
 @pytest.mark.fault("lock_timeout of 200 ms on the role, ACCESS EXCLUSIVE on the tasks for 5 s")
-def test_the_role_gives_up_locks_soon(experiment, keep_busy, show_that_work_continues, eventually):
+def test_the_role_gives_up_locks_soon(experiment, show_that_work_continues, eventually):
     """What the server refuses to the queue is no failure of a task."""
     with role(experiment.server, lock_timeout="200ms") as url:
         workers = experiment.workers(2, "--threads", "4", url=url)
@@ -257,15 +240,13 @@ def test_the_role_gives_up_locks_soon(experiment, keep_busy, show_that_work_cont
         with closing(session_at(experiment.server)) as dba, dba.transaction():
             dba.execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
             time.sleep(5)
-        since = time.time()
-        keep_busy(workers, since)
-        show_that_work_continues(workers, since)
+        show_that_work_continues(workers)
         end_all(workers)
 
 
 @pytest.mark.short
 @pytest.mark.fault("REVOKE of all rights on the tasks for 10 s")
-def test_the_rights_are_revoked(experiment, keep_busy, show_that_work_continues, eventually, is_short):
+def test_the_rights_are_revoked(experiment, show_that_work_continues, eventually, is_short):
     """As by a deploy that sets rights anew, while functions return."""
     with role(experiment.server) as url:
         workers = experiment.workers(2, "--threads", "4", url=url)
@@ -274,9 +255,7 @@ def test_the_rights_are_revoked(experiment, keep_busy, show_that_work_continues,
         ask("REVOKE ALL ON django_pglock_task FROM app")
         time.sleep(4 if is_short else 10)
         ask("GRANT ALL ON django_pglock_task TO app")
-        since = time.time()
-        keep_busy(workers, since)
-        show_that_work_continues(workers, since)
+        show_that_work_continues(workers)
         end_all(workers)
 
 
@@ -310,7 +289,7 @@ def test_an_old_snapshot(experiment, eventually):
 
 @pytest.mark.short
 @pytest.mark.fault("disk full")
-def test_no_space_is_left(experiment, small_disk, keep_busy, show_that_work_continues, eventually, is_short):
+def test_no_space_is_left(experiment, small_disk, show_that_work_continues, eventually, is_short):
     """For tables and indexes, not for the WAL: without space for the WAL no server runs, which is an outage."""
     with tables_on(small_disk):
         workers = experiment.workers(2, "--threads", "2")
@@ -326,9 +305,7 @@ def test_no_space_is_left(experiment, small_disk, keep_busy, show_that_work_cont
         )
         time.sleep(1 if is_short else 20)
         filler.unlink()
-        since = time.time()
-        keep_busy(workers, since)
-        show_that_work_continues(workers, since)
+        show_that_work_continues(workers)
 
 
 @contextlib.contextmanager

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 from django_pglock.models import Worker
-from qa.chaos.experiment import ChaosWorker, Experiment
+from qa.chaos.experiment import ChaosWorker, Experiment, begins
+from qa.processes import children_of
 from tests.conftest import wait_until
 from tests.proxy import Proxy
-from tests.sample.models import Run
 
 #: Days after which finished tasks are deleted: ten minutes, so that the tables reach their usual size soon.
 PGLOCK = {"PRUNE_AFTER": {"SUCCESSFUL": 10 / 1440, "CANCELLED": 10 / 1440}}
@@ -39,7 +36,7 @@ class Deployment:
 
     def siblings(self) -> list[Worker]:
         """Return the children of the worker that has several."""
-        return list(Worker.objects.filter(pid__in=children_of(self.several)))
+        return list(Worker.objects.filter(pid__in=forked_by(self.several)))
 
     def workers(self) -> list[ChaosWorker]:
         """Return the workers that are processes of their own."""
@@ -56,32 +53,19 @@ class Deployment:
         """Kill one of several children and wait for its successor."""
         victim = self.siblings()[0]
         os.kill(victim.pid, signal.SIGKILL)
-        wait_until(lambda: victim.pid not in children_of(self.several), "the killed child is still there")
+        wait_until(lambda: victim.pid not in forked_by(self.several), "the killed child is still there")
         wait_until(lambda: len(self.siblings()) == PROCESSES, "the killed child was not replaced")
 
     def wait_until_all_work(self, since: float) -> None:
         """Wait until each worker has begun a task since a moment."""
-        for worker in self.workers():
-            wait_until(partial(_has_begun, worker.id, since), f"{worker.id} does not work again")
-        wait_until(lambda: self._all_siblings_work(since), "the children do not work again")
+        wait_until(lambda: self._all_work(since), "some worker does not work again")
 
-    def _all_siblings_work(self, since: float) -> bool:
-        workers = self.siblings()
-        return len(workers) == PROCESSES and all(_has_begun(each.pk, since) for each in workers)
+    def _all_work(self, since: float) -> bool:
+        siblings = {each.pk for each in self.siblings()}
+        workers = siblings.union(worker.id for worker in self.workers())
+        return len(siblings) == PROCESSES and workers <= {id_ for id_, _ in begins(since)}
 
 
-def children_of(worker: ChaosWorker) -> list[int]:
+def forked_by(worker: ChaosWorker) -> list[int]:
     """Return the children of a worker, which its starter has forked."""
-    return [child for starter in _processes_below(worker.process.pid) for child in _processes_below(starter)]
-
-
-def _processes_below(pid: int) -> list[int]:
-    try:
-        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
-    except OSError:
-        return []
-
-
-def _has_begun(worker: Any, since: float) -> bool:
-    latest = Run.objects.filter(worker=worker).order_by("-started_at").first()
-    return latest is not None and latest.started_at.timestamp() >= since
+    return [child for starter in children_of(worker.process.pid) for child in children_of(starter)]

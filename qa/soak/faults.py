@@ -10,13 +10,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import closing
-from typing import Any
 
 import psycopg
 
 from qa.soak.deployment import Deployment
-from tests.conftest import wait_until
+from tests.conftest import session_at, wait_until
 
 #: Longer than the hard limit, so that other workers take the tasks.
 LONG = 35.0
@@ -24,12 +22,6 @@ TERMINATE = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
 """
-
-
-def connect(deployment: Deployment) -> psycopg.Connection[Any]:
-    """Return a session of a DBA."""
-    folder = str(deployment.server.folder)
-    return psycopg.connect(host=folder, user="postgres", dbname="postgres", autocommit=True, application_name="dba")
 
 
 def nothing(deployment: Deployment) -> None:
@@ -84,7 +76,7 @@ def terminate(deployment: Deployment) -> None:
     """all sessions terminated, again and again for 10 s"""
     end = time.monotonic() + 10
     while time.monotonic() < end:
-        with closing(connect(deployment)) as dba:
+        with session_at(deployment.server) as dba:
             dba.execute(TERMINATE)
         time.sleep(0.5)
 
@@ -103,14 +95,14 @@ def outage(deployment: Deployment) -> None:
 
 def lock_table(deployment: Deployment) -> None:
     """ACCESS EXCLUSIVE on the tasks for 15 s"""
-    with closing(connect(deployment)) as dba, dba.transaction():
+    with session_at(deployment.server) as dba, dba.transaction():
         dba.execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
         time.sleep(15)
 
 
 def hold_xmin(deployment: Deployment) -> None:
     """a transaction that holds xmin back for 60 s"""
-    with closing(connect(deployment)) as dba:
+    with session_at(deployment.server) as dba:
         dba.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         dba.execute("SELECT count(*) FROM django_pglock_task")
         time.sleep(60)
@@ -120,10 +112,10 @@ def take_connections(deployment: Deployment) -> None:
     """all sessions terminated, and all of max_connections taken for 10 s"""
     with contextlib.ExitStack() as clients:
         with contextlib.suppress(psycopg.OperationalError):
-            clients.enter_context(closing(first := connect(deployment)))
+            clients.enter_context(first := session_at(deployment.server))
             first.execute(TERMINATE)
             while True:
-                clients.enter_context(closing(connect(deployment)))
+                clients.enter_context(session_at(deployment.server))
         time.sleep(10)
 
 

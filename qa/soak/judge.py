@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from uuid import UUID
 
 from django_pglock.models import Task
-from qa.chaos.evidence import FINISHED, Absence, Evidence, Finding, RunRow, TaskRow
+from qa.chaos.evidence import FINISHED, Evidence, Finding, RunRow, TaskRow
+from qa.chaos.experiment import Experiment, run_row
 from qa.soak.load import Enqueued
+from tests.conftest import wait_until
 from tests.sample import soak_tasks
 from tests.sample.models import Effect, Run
 
@@ -18,26 +19,28 @@ class Judge:
     def __init__(self) -> None:
         self._judged: list[int] = []
 
-    def unfinished(self, ids: Iterable[int]) -> int:
-        """Return how many of these tasks have not come to their end."""
-        return Task.objects.filter(pk__in=ids).exclude(status__in=FINISHED).count()
+    def judge(self, enqueued: Enqueued, experiment: Experiment) -> tuple[list[int], list[str]]:
+        """Wait until all tasks have ended. Return those that had to end, and all violations; forget older runs."""
+        # Where COMMIT failed, the table says what was enqueued.
+        exist: list[int] = []
+        unknown = Task.objects.filter(pk__in=enqueued.unknown)
+        wait_until(lambda: exist.extend(unknown.values_list("pk", flat=True)) or True, "the database is away")
+        ids = sorted({*enqueued.committed, *exist})
+        unfinished = Task.objects.filter(pk__in=ids).exclude(status__in=FINISHED)
+        wait_until(lambda: not unfinished.exists(), "some task is not finished")
+        return ids, [
+            f"{each.verdict}: task {each.task} {each.text}" for each in self._findings(ids, enqueued, experiment)
+        ]
 
-    def expected(self, enqueued: Enqueued) -> list[int]:
-        """Return the tasks that have to come to their end. Where COMMIT failed, the table says what was enqueued."""
-        exist = Task.objects.filter(pk__in=enqueued.unknown).values_list("pk", flat=True)
-        return sorted({*enqueued.committed, *exist})
-
-    def findings(self, enqueued: Enqueued, absences: Iterable[Absence]) -> list[Finding]:
-        """Return all violations of tasks that have ended, and forget older runs."""
-        ids = self.expected(enqueued)
-        runs = [_run(run) for run in Run.objects.all()]
+    def _findings(self, ids: list[int], enqueued: Enqueued, experiment: Experiment) -> list[Finding]:
+        runs = [run_row(run) for run in Run.objects.all()]
         workers = {run.worker for run in runs}
         effects = _effects(enqueued)
         evidence = Evidence(
             enqueued=ids,
             tasks=[_task(task, is_group=task.pk in enqueued.serials) for task in Task.objects.filter(pk__in=ids)],
             runs=[*runs, *effects],
-            absences=[absence for absence in absences if absence.worker in workers],
+            absences=[absence for absence in experiment.absences() if absence.worker in workers],
         )
         findings = evidence.findings(may_fail=enqueued.cancelled)
         Run.objects.filter(task__in=self._judged).delete()
@@ -49,11 +52,6 @@ class Judge:
 def _task(task: Task, *, is_group: bool) -> TaskRow:
     # The calls of a group have one return value, which cannot name the attempt of each.
     return TaskRow(task.pk, task.status, task.attempts, task.attempts if is_group else task.result)
-
-
-def _run(run: Run) -> RunRow:
-    ended = run.ended_at and run.ended_at.timestamp()
-    return RunRow(run.task, run.attempt, run.worker, run.started_at.timestamp(), ended, run.key, run.is_atomic)
 
 
 def _names(enqueued: Enqueued) -> dict[str, int]:

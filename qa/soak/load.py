@@ -46,8 +46,8 @@ class Load(threading.Thread):
         self._lock = threading.Lock()
         self._now = Enqueued()
         self._serial = 0
-        #: Batches that could not be enqueued, because the database could not be reached or refused it.
-        self.failures = 0
+        #: Batches that were enqueued; and those that were not, because the database could not be reached or refused it.
+        self.commits = self.failures = 0
 
     def stop(self) -> None:
         """End the load."""
@@ -75,6 +75,8 @@ class Load(threading.Thread):
                 self.failures += 1
                 batch = Enqueued(unknown=batch.committed, cancelled=batch.cancelled, serials=batch.serials)
                 connection.close()
+            else:
+                self.commits += 1
             with self._lock:
                 for name in ("committed", "unknown", "cancelled"):
                     getattr(self._now, name).extend(getattr(batch, name))

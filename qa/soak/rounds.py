@@ -18,7 +18,6 @@ from qa.soak.faults import FAULTS
 from qa.soak.judge import Judge
 from qa.soak.load import Load
 from qa.soak.report import Round
-from tests.conftest import wait_until
 from tests.proxy import Proxy
 
 
@@ -67,12 +66,8 @@ class Rounds:
             deployment.wait_until_all_work(over)
             note["repaired"] = time.time() - over
             enqueued = load.take()
-            expected: list[int] = []
-            wait_until(lambda: expected.extend(self._judge.expected(enqueued)) or True, "the database is away")
-            wait_until(lambda: not self._judge.unfinished(expected), "some task is not finished")
-            findings = self._judge.findings(enqueued, deployment.experiment.absences())
+            expected, texts = self._judge.judge(enqueued, deployment.experiment)
             note.update(tasks=len(expected), unknown=len(enqueued.unknown), failures=load.failures)
-            texts = [f"{each.verdict}: task {each.task} {each.text}" for each in findings]
             # The runs of the round before are judged once more, together with those of this round.
             note["findings"] = [text for text in texts if text not in self._told]
             self._told.update(texts)

@@ -1,50 +1,77 @@
-"""Workers and clients on a pair of servers, and the judgement of what they have written down."""
+"""Workers, a load and the holder of a lock on a pair of servers, and the judgement of what they have written."""
 
 from __future__ import annotations
 
 import os
+import threading
 import time
-from functools import partial
-from typing import Any
 
+from django.db import Error as DatabaseFailure
 from django.db import connection
 
+from django_pglock import LockLost, lock
 from django_pglock.models import Attempt, Task
-from qa.chaos.experiment import Experiment
-from qa.servers.switch_over.client import Client, Written
+from qa.chaos.experiment import Experiment, begins
 from qa.servers.switch_over.pair import Pair
+from qa.soak.judge import Judge
+from qa.soak.load import Load
 from tests.conftest import wait_until
-from tests.sample.models import Run
 
-CLIENTS = WORKERS = 2
-#: Runs of each worker and commits of each client before the next switch.
+WORKERS = 2
+#: Commits before the next switch.
 ENOUGH = 3
 
 
+class Holder(threading.Thread):
+    """Holds a session lock forever, and counts how often its loss is reported."""
+
+    def __init__(self) -> None:
+        super().__init__(name="holder", daemon=True)
+        self.losses = 0
+        self._end = threading.Event()
+
+    def stop(self) -> None:
+        self._end.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._end.is_set():
+            try:
+                with lock("switch-over") as held:
+                    while not self._end.wait(0.2):
+                        held.assert_held()
+            except LockLost:
+                self.losses += 1
+            except DatabaseFailure:  # no server takes writes yet
+                self._end.wait(0.2)
+            connection.close()
+
+
 class Rounds:
-    """One session of switches. As a context manager it starts and ends workers and clients."""
+    """One session of switches. As a context manager it starts and ends workers and their load."""
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
         self._experiment = Experiment(pair.primary, "switch-over", [], is_short=True)
-        self._clients: list[Client] = []
+        self._load, self._holder = Load(seed=1), Holder()
         self._switches = 0
 
     def __enter__(self) -> Rounds:
         module = os.environ["DJANGO_SETTINGS_MODULE"]
         self._workers = self._experiment.workers(WORKERS, "--threads", "3", DJANGO_SETTINGS_MODULE=module)
         self._pair.replicate_synchronously()
-        self._clients = [Client(f"client-{number}") for number in range(CLIENTS)]
+        self._load.start()
+        self._holder.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end_clients()
+        self._end_load()
         self._experiment.close()
         connection.close()
 
-    def _end_clients(self) -> None:
-        for client in self._clients:
-            client.end()
+    def _end_load(self) -> None:
+        self._load.stop()
+        self._holder.stop()
 
     def switch(self, number: int, *, power_off: bool) -> str:
         """Make the old primary a standby again, switch under load, and wait until all work on the new primary."""
@@ -63,52 +90,24 @@ class Rounds:
         )
 
     def _wait_until_all_work(self, since: float) -> None:
-        for worker in self._workers:
-            wait_until(partial(_runs, worker.id, since), f"a worker does not work:\n{worker.output[-5000:]}")
-        for client in self._clients:
-            wait_until(partial(_commits, client, since), f"{client.name} does not commit")
+        before = self._load.commits
+        wait_until(lambda: self._load.commits >= before + ENOUGH, "nothing is committed")
+        workers = {worker.id for worker in self._workers}
+        wait_until(lambda: workers <= {id_ for id_, _ in begins(since)}, "a worker does not work")
 
     def findings(self) -> list[str]:
         """End the load, wait for the end of all tasks, and return everything that should not be."""
-        self._end_clients()
-        wait_until(self._experiment.is_over, "some task is never finished")
-        committed, unknown = self._enqueued()
-        new = [id_ for each in committed for id_ in each.ids]
-        self._experiment.enqueued = [*new, *(each.once for each in committed)]
-        findings = [str(finding) for finding in self._experiment.evidence().findings()]
-        findings += [f"{len(new) - len({*new})} ids were given twice"] * (len(new) > len({*new}))
-        findings += [f"a part of a transaction exists: {each.ids}" for each in unknown if _is_partly_there(each.ids)]
+        self._end_load()
+        _, findings = Judge().judge(self._load.take(), self._experiment)
         findings += [f"worker {worker.id} has ended" for worker in self._workers if worker.ended_at is not None]
-        findings += [
-            f"{self._switches} locks were lost, {client.losses} losses reported"
-            for client in self._clients
-            if client.losses < self._switches
-        ]
+        if self._holder.losses < self._switches:
+            findings.append(f"{self._switches} locks were lost, {self._holder.losses} losses reported")
         return findings
-
-    def _enqueued(self) -> tuple[list[Written], list[Written]]:
-        """Return what was enqueued in transactions that were committed, and in those whose COMMIT has failed."""
-        committed = [each for client in self._clients for each in client.committed]
-        return committed, [each for client in self._clients for each in client.unknown]
 
     def summary(self) -> str:
         """Return how much was running."""
-        committed, unknown = self._enqueued()
         lost, tasks = Attempt.objects.filter(outcome="LOST").count(), Task.objects.count()
         return (
-            f"{len(committed)} transactions committed; COMMIT failed for {len(unknown)}; "
+            f"{self._load.commits} transactions committed, {self._load.failures} failed; "
             f"{tasks} tasks, {lost} attempts cut off"
         )
-
-
-def _runs(worker: Any, since: float) -> bool:
-    starts = Run.objects.filter(worker=worker).order_by("-started_at").values_list("started_at", flat=True)[:ENOUGH]
-    return len(starts) == ENOUGH and min(starts).timestamp() >= since
-
-
-def _commits(client: Client, since: float) -> bool:
-    return sum(each.at >= since for each in client.committed) >= ENOUGH
-
-
-def _is_partly_there(ids: list[int]) -> bool:
-    return Task.objects.filter(pk__in=ids).count() not in (0, len(ids))
