@@ -14,7 +14,8 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Attempt, Task, Worker
-from tests.conftest import environment_at
+from qa.processes import lives, parent_of
+from tests.conftest import NEVER, ROOT, environment_at
 from tests.sample import hostile_tasks, running_tasks, tasks
 from tests.sample.models import Effect
 
@@ -42,18 +43,9 @@ def done() -> int:
     return Task.objects.filter(status="SUCCESSFUL").count()
 
 
-def parent_of(pid: int) -> int:
-    """Return the parent of a process: of a child, that is the process that forks the children."""
-    with open(f"/proc/{pid}/status") as file:
-        return int(re.search(r"PPid:\t(\d+)", file.read())[1])
-
-
-def lives(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+#: How children are started: as forks, or as new interpreters.
+FORKED, SPAWNED = {}, {"is_forked": False, "DJANGO_SETTINGS_MODULE": "tests.settings_spawn"}
+SLOW_BEATS = {"DJANGO_SETTINGS_MODULE": "tests.settings_slow_beats"}
 
 
 @pytest.fixture
@@ -68,9 +60,10 @@ def parent(worker_process, eventually):
     return start
 
 
-def test_a_killed_child_is_replaced_and_its_task_runs_again(parent, eventually):
-    """Its parent rescues the task at once: the heartbeats of this worker are so rare that nobody else would."""
-    process = parent(DJANGO_SETTINGS_MODULE="tests.settings_slow_beats")
+@pytest.mark.parametrize("way", [SLOW_BEATS, SPAWNED], ids=["forked", "spawned"])
+def test_a_killed_child_is_replaced_and_its_task_runs_again(parent, eventually, way):
+    """Its parent rescues the task at once: the heartbeats of the first worker are so rare that nobody else would."""
+    process = parent(**way)
     running_tasks.wait_for_note.enqueue("go on")
     victim = eventually(lambda: Effect.objects.first()).pid
     survivor = (ready(process) - {victim}).pop()
@@ -89,17 +82,27 @@ def test_a_killed_child_is_replaced_and_its_task_runs_again(parent, eventually):
     assert process.wait() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_the_first_signal_to_the_whole_group_lets_all_running_tasks_finish(parent, eventually, number):
-    """As Ctrl-C in a terminal does, or systemd with KillMode=control-group. SIGHUP comes when a terminal is closed, and
-    often twice: from the shell and from the kernel."""
-    process = parent("--grace", "600")
+@pytest.mark.parametrize(
+    ("number", "is_whole_group", "way"),
+    [
+        (signal.SIGTERM, False, FORKED),
+        (signal.SIGHUP, False, FORKED),
+        (signal.SIGTERM, True, FORKED),
+        (signal.SIGINT, True, FORKED),
+        (signal.SIGHUP, True, FORKED),
+        (signal.SIGINT, True, SPAWNED),
+    ],
+)
+def test_the_first_signal_lets_all_running_tasks_finish(parent, eventually, number, is_whole_group, way):
+    """The whole group gets it by Ctrl-C in a terminal, or from systemd with KillMode=control-group. SIGHUP comes when
+    a terminal is closed, and often twice: from the shell and from the kernel."""
+    process = parent("--grace", "600", **way)
     for _ in range(2):
         running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.count() == 2)
     tasks.record.enqueue("stays")
-    [starter] = {parent_of(pid) for pid in ready(process)}
-    for pid in [process.process.pid, starter, *ready(process)]:
+    children = ready(process) if is_whole_group else set()
+    for pid in {process.process.pid, *children, *map(parent_of, children)}:
         os.kill(pid, number)
     eventually(lambda: process.output.count("Waiting up to") == 2, why=process.output)
     process.send(signal.SIGHUP)
@@ -130,10 +133,11 @@ def test_the_second_signal_to_the_parent_gives_all_running_tasks_back(parent, ev
     assert list(Task.objects.values_list("status", "rescues")) == [("SCHEDULED", 0)] * 2
 
 
+@pytest.mark.parametrize("way", [FORKED, SPAWNED], ids=["forked", "spawned"])
 @pytest.mark.parametrize("function", [tasks.note_and_sleep, running_tasks.keep_gil_from])
-def test_children_die_with_their_parent_and_another_worker_rescues(parent, worker_process, eventually, function):
+def test_children_die_with_their_parent_and_another_worker_rescues(parent, worker_process, eventually, function, way):
     """Also one that runs C code and keeps the GIL, so that it cannot see the end of its parent itself."""
-    process = parent()
+    process = parent(**way)
     function.enqueue("dies", running_tasks.FOREVER)
     eventually(lambda: Effect.objects.exists())
     family = [*ready(process), parent_of(min(ready(process)))]
@@ -148,7 +152,7 @@ def test_children_die_with_their_parent_and_another_worker_rescues(parent, worke
 
 def test_a_worker_whose_starter_was_killed_ends_and_its_tasks_are_rescued(parent, eventually):
     """Its exit code calls the service manager. The parent itself takes the tasks back before it ends."""
-    process = parent(DJANGO_SETTINGS_MODULE="tests.settings_slow_beats")
+    process = parent(**SLOW_BEATS)
     tasks.note_and_sleep.enqueue("cut short", running_tasks.FOREVER)
     eventually(lambda: Effect.objects.exists())
     children = ready(process)
@@ -251,15 +255,6 @@ def test_a_child_that_has_grown_is_replaced(worker_process, eventually):
     assert "MiB of memory" in process.output
 
 
-def test_children_that_drain_end_together(worker_process):
-    for number in range(50):
-        tasks.record.enqueue("drained", number)
-    process = worker_process("--processes", "2", "--drain")
-    assert process.wait() == 0
-    assert done() == 50
-    assert len(started(process)) == 2
-
-
 def test_a_child_with_tasks_that_do_not_end_is_replaced(worker_process, eventually):
     """Neither a sleep in C nor a loop runs a statement. The other task may end first. Then both are retried."""
     process = worker_process("--threads", "3", "--grace", "15")
@@ -306,6 +301,36 @@ def test_a_child_calls_its_own_exit_functions_and_not_those_of_its_parent(parent
     process.send(signal.SIGTERM)
     assert process.wait() == 0
     assert re.findall(r"The project ends in (\d+)", process.output) == [str(process.process.pid)]
+
+
+def test_a_process_that_a_task_of_a_spawned_child_leaves_does_not_hold_up_the_worker(parent):
+    process = parent("--max-tasks", "1", count=1, **SPAWNED)
+    hostile_tasks.do.enqueue("leave_a_fork")
+    assert tasks.echo.enqueue("alive").wait(60).return_value == "alive"
+    process.send(signal.SIGTERM)
+    assert process.wait() == 0, process.output
+
+
+@pytest.mark.parametrize(
+    ("options", "environment"),
+    [(["-W", "error"], {}), (["-O"], {}), (["-X", "dev", "-W", "error"], {"PYTHONDEVMODE": "1"})],
+    ids=["-W error", "-O", "PYTHONDEVMODE"],
+)
+def test_a_worker_drains_with_options_of_the_interpreter(options, environment):
+    """No warning of ours is raised, and nothing depends on an ``assert``."""
+    for number in range(5):
+        tasks.record_atomically.enqueue("drained", number)
+        tasks.sleep_async.enqueue(0)
+    running_tasks.locked.enqueue("key")
+    ran = subprocess.run(
+        [sys.executable, *options, str(ROOT / "manage.py"), "runlockworker", "--drain", "--processes", "2"],
+        env=environment_at(**environment), capture_output=True, text=True, timeout=NEVER, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert done() == 11
+    assert ran.stderr.count("Started worker-") == 2
+    assert "Warning" not in ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
 #: A program without a file. It has to start its children by a command line if they are new interpreters.

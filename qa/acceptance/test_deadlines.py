@@ -15,6 +15,7 @@ from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.worker import service
 from django_pglock.worker.child import runners
 from django_pglock.worker.service import Service
+from qa.processes import sessions
 from tests.conftest import NEVER
 from tests.proxy import Proxy
 from tests.sample import running_tasks, session_tasks, tasks
@@ -23,7 +24,11 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
 
 #: What an idle worker has a session for.
-KINDS = {"heartbeat", "feeder"}
+KINDS = {"lockworker heartbeat", "lockworker feeder"}
+
+
+def kinds():
+    return {name for name, _ in sessions()}
 
 
 @pytest.fixture
@@ -39,20 +44,6 @@ def proxy(transactional_db, monkeypatch):
 def short_timeouts(monkeypatch):
     monkeypatch.setattr(Service, "statement_timeout", 1.0)
     monkeypatch.setattr(service, "LATE_ANSWER", 0.5)
-
-
-def sessions():
-    """Return the sessions of workers: the kind and the number of each."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT split_part(application_name, ' ', 2), pid FROM pg_stat_activity "
-            "WHERE application_name LIKE 'lockworker %' AND application_name <> 'lockworker upkeep'"
-        )
-        return set(cursor.fetchall())
-
-
-def kinds():
-    return {kind for kind, _ in sessions()}
 
 
 def done():
@@ -76,18 +67,6 @@ def test_services_close_connections_on_which_the_server_does_not_answer(
     proxy.pass_through()
 
 
-def test_services_reconnect_within_seconds_after_an_outage(proxy, worker, eventually, monkeypatch):
-    """The longest pause follows each attempt to connect, as in an outage of an hour."""
-    monkeypatch.setattr(service, "pause_after", lambda failures: 3.0)
-    worker()
-    eventually(lambda: kinds() >= KINDS)
-    proxy.cut(new=True)
-    tasks.nothing.enqueue()
-    eventually(lambda: not sessions())
-    proxy.pass_through()
-    eventually(lambda: kinds() >= KINDS and done())
-
-
 def test_a_worker_overrides_the_timeouts_that_are_set_for_its_role(worker_process, eventually):
     """All that end sessions and statements; set for the role, as administrators do.
 
@@ -100,11 +79,11 @@ def test_a_worker_overrides_the_timeouts_that_are_set_for_its_role(worker_proces
                 cursor.execute(f"ALTER ROLE CURRENT_USER IN DATABASE {database()} SET {name} = '3s'")
             process = worker_process("--threads", "1")
             eventually(lambda: kinds() >= KINDS)
-            before = sessions()
+            before = set(sessions())
             tasks.record_atomically.enqueue("before")
             eventually(done, why=process.output)
             time.sleep(6)
-            assert {kind for kind, _ in sessions() & before} >= KINDS, process.output
+            assert {name for name, _ in before.intersection(sessions())} >= KINDS, process.output
             tasks.record_atomically.enqueue("after")  # the thread's own session has been ended meanwhile
             eventually(done, why=process.output)
             assert set(Task.objects.values_list("attempts", flat=True)) == {1}
@@ -196,10 +175,6 @@ def test_releasing_a_lease_on_a_half_open_connection_ends(proxy, new_lease_threa
 # Half-open connections of task threads: a timeout ends the wait for an answer that does not come.
 
 
-def is_done():
-    return not Task.objects.exclude(status="SUCCESSFUL").exists()
-
-
 @pytest.fixture
 def begin(proxy, worker, eventually, monkeypatch):
     """Start a worker with one thread, which has its session, and a task in it that pauses."""
@@ -207,7 +182,7 @@ def begin(proxy, worker, eventually, monkeypatch):
     session_tasks.GO_ON.set()
     worker(threads=1)
     session_tasks.write.enqueue()
-    eventually(is_done)
+    eventually(done)
     session_tasks.HAS_BEGUN.clear()
     session_tasks.GO_ON.clear()
     session_tasks.ask_twice_in_time.enqueue()
@@ -222,7 +197,7 @@ def test_a_timeout_ends_the_wait_where_the_server_has_nothing_to_cancel(begin, p
     monkeypatch.setattr(runners, "cancel_statement", has_statement_in_progress)
     proxy.black_hole(new=False)
     session_tasks.GO_ON.set()
-    eventually(is_done, why="the thread hangs")
+    eventually(done, why="the thread hangs")
     assert [row.exception_path for row in Attempt.objects.all()] == ["django_pglock.errors.TaskTimeout"]
     assert "does not end although the server was asked to cancel it" in caplog.text
 
@@ -230,5 +205,5 @@ def test_a_timeout_ends_the_wait_where_the_server_has_nothing_to_cancel(begin, p
 def test_a_timeout_ends_the_wait_where_the_cancel_does_not_arrive(begin, proxy, eventually, caplog, monkeypatch):
     proxy.black_hole(new=False)
     session_tasks.GO_ON.set()
-    eventually(is_done, why="the thread hangs")
+    eventually(done, why="the thread hangs")
     assert "could not be cancelled" in caplog.text

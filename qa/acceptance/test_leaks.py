@@ -9,7 +9,7 @@ from django.db import connection
 
 from django_pglock import enqueue_many
 from django_pglock.models import Task, Worker
-from qa.acceptance.test_children import parent_of
+from qa.processes import parent_of, sessions
 from tests.sample import running_tasks, tasks
 
 pytestmark = [
@@ -32,19 +32,8 @@ KINDS = {
     running_tasks.tell: (50, lambda number: {"count": 3}),
 }
 #: What may be added in the last rounds for each task. A leak of one object in five tasks is seen, and one of 200 bytes
-#: a
-#: task outside of Python's objects; without any, less than half of this is measured, from caches and allocators.
+#: a task outside of Python's objects; without any, less than half of this is measured, from caches and allocators.
 MOST_OBJECTS, MOST_BYTES = 0.2, 220
-SESSIONS = """
-FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
-"""
-
-
-def ask(what):
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {what} {SESSIONS}")
-        return cursor.fetchall()
 
 
 @pytest.fixture
@@ -65,7 +54,7 @@ def things_of(pids):
 
     Without the session of the upkeep, which the parent has for a moment every few seconds.
     """
-    names = [name for (name,) in ask("application_name")]
+    names = [name for name, _ in sessions()]
     upkeep = names.count("lockworker upkeep")
     files = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
     return sum(len(os.listdir(f"/proc/{pid}/task")) for pid in pids), files - upkeep, len(names) - upkeep
@@ -92,7 +81,8 @@ def test_memory_files_and_sessions_of_a_worker_do_not_grow(worker_process, finis
     things = eventually(lambda: (found := things_of(pids)) == things_of(pids) and found)
     for round_ in range(1, WARM_UP + ROUNDS + 1):
         enqueue(TASKS, round_ * TASKS)
-        ask("pg_terminate_backend(pid)")
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s) AS pid", [[pid for _, pid in sessions()]])
         finish()
         for key in ("one", "other"):
             running_tasks.locked.enqueue(key, 0.1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import psycopg
 import pytest
 
@@ -12,12 +10,6 @@ from tests.conftest import WorkerProcess, ask, make_tables
 
 pytestmark = pytest.mark.acceptance
 
-ENQUEUE = """
-INSERT INTO django_pglock_task (queue, backend, task_path, args)
-SELECT 'default', 'default', 'tests.sample.tasks.record_atomically', jsonb_build_array('outage', n)
-FROM generate_series(%s::int, %s::int) AS n
-"""
-
 
 @pytest.fixture
 def server():
@@ -25,32 +17,6 @@ def server():
     with PrivatePostgres(durable=True) as server:
         make_tables(server)
         yield server
-
-
-def test_a_crash_of_the_server_under_load_loses_nothing_and_work_continues(server, eventually):
-    """An immediate shutdown, as a power cut looks like, and two seconds of outage. Every atomic task has its effect
-    exactly once; the worker reconnects by itself, as the same worker."""
-    process = WorkerProcess("--threads", "2", url=server.url)
-    try:
-        process.wait_for("is ready")
-        ask(server, ENQUEUE, 1, 250)
-        eventually(lambda: ask(server, "SELECT count(*) FROM sample_effect")[0][0] > 100)
-        server.halt("immediate")
-        time.sleep(2)
-        server.launch()
-        ask(server, ENQUEUE, 251, 260)
-        eventually(
-            lambda: ask(server, "SELECT count(*) FROM django_pglock_task WHERE status = 'SUCCESSFUL'") == [(260,)],
-            why="some task has no success",
-        )
-        assert ask(server, "SELECT count(DISTINCT number) FROM sample_effect") == [(260,)]
-        assert ask(server, "SELECT count(*) FROM sample_effect") == [(260,)]
-        assert process.process.poll() is None
-        assert "works again" in process.output
-    finally:
-        process.process.terminate()
-        process.wait()
-        process.process.stdout.close()
 
 
 INSERT = """

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from http.client import HTTPConnection
 from uuid import uuid4
 
 import psycopg
 import pytest
 from django.db import connections
 
+from qa.processes import readiness
 from tests.conftest import NEVER, ROOT, WorkerProcess, database_url, environment_at
 from tests.sample.later_version import LAST
 from tests.warm.process import start
@@ -48,15 +48,6 @@ def migrate(database, *names):
     assert process.wait(NEVER) == 0
 
 
-def readiness(port):
-    client = HTTPConnection("127.0.0.1", port, timeout=NEVER)
-    try:
-        client.request("GET", "/readyz")
-        return client.getresponse().read().decode()
-    finally:
-        client.close()
-
-
 def test_a_worker_waits_for_its_migrations_and_then_works(empty_database, eventually):
     """First there is nothing at all, then all but the last migration, then all."""
     probes = ["--probe-port", "127.0.0.1:0"]
@@ -65,7 +56,7 @@ def test_a_worker_waits_for_its_migrations_and_then_works(empty_database, eventu
         process.wait_for("manage.py migrate django_pglock --database default")
         port = int(process.output.partition("127.0.0.1 port ")[2].partition(".")[0])
         migrate(empty_database, LAST)
-        assert readiness(port) == "Migrations of django_pglock are pending.\n"
+        assert readiness(port)[1] == "Migrations of django_pglock are pending.\n"
         assert "is ready" not in process.output
         migrate(empty_database)
         process.wait_for("is ready")

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import signal
 import socket
-from contextlib import closing
-from http.client import HTTPConnection
+from contextlib import suppress
 
 import pytest
 
 from django_pglock.models import Task
-from tests.conftest import NEVER
+from example_project.demo.processes import free_port
+from qa.processes import readiness
 from tests.sample import running_tasks
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.acceptance
 
 
-def is_ready(port):
-    with closing(HTTPConnection("127.0.0.1", port, timeout=NEVER)) as client:
-        try:
-            client.request("GET", "/readyz")
-        except ConnectionError:
-            return False
-        answer = client.getresponse()
-        answer.read()
-        return answer.status == 200
-
-
 @pytest.fixture
 def port():
-    """A free port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+    return free_port()
+
+
+def is_ready(port):
+    with suppress(ConnectionError):
+        return readiness(port)[0] == 200
 
 
 def test_one_port_answers_for_all_children(worker_process, eventually, port):

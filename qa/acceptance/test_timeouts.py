@@ -49,25 +49,20 @@ def test_a_function_in_c_that_keeps_the_gil_fails_by_its_timeout(worker_process,
     assert tasks.echo.enqueue("alive").wait(60).status == "SUCCESSFUL"
 
 
-@pytest.mark.parametrize("function", [running.overrun, running.overrun_in_coroutine])
-def test_a_child_is_replaced_for_functions_that_do_not_leave(worker_process, eventually, function):
-    """Two at once. A third task finishes, those that wait run in the next child, and the worker continues."""
+def test_a_child_is_replaced_for_a_coroutine_that_does_not_leave(worker_process, eventually):
+    """A task beside it finishes, those that wait run in the next child, and the worker continues."""
     process = worker_process("--threads", "3", "--grace", "5")
     neighbour = running.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.filter(name="waits").exists())
-    results = [function.enqueue()]
-    if function is running.overrun:
-        results.append(function.enqueue())
+    result = running.overrun_in_coroutine.enqueue()
     process.wait_for("The process is replaced.")
     assert tasks.echo.enqueue("runs in the next child").wait(60).status == "SUCCESSFUL"
     Effect.objects.create(name="go on")
 
-    eventually(lambda: ended([neighbour, *results]), why=process.output)
-    assert failed_by_timeout(results)
+    eventually(lambda: ended([neighbour, result]), why=process.output)
+    assert failed_by_timeout([result])
     assert list(Task.objects.filter(pk=neighbour.id).values_list("status", "attempts")) == [("SUCCESSFUL", 1)]
-    assert any(
-        f"Task {result.id} ({function.module_path}) attempt 1 of 1 does not end" in process.output for result in results
-    )
+    assert f"Task {result.id} ({result.task.module_path}) attempt 1 of 1 does not end" in process.output
     assert "Let the function call context.check()" in process.output
     eventually(lambda: Worker.objects.count() == 1, why=process.output)
     process.send(signal.SIGTERM)

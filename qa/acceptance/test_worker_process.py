@@ -11,11 +11,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from django.db import connection, transaction
 
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.store import rescue
 from django_pglock.store.bulk import change_tasks, enqueue_redrive
+from qa.processes import children_of, sessions
 from tests.conftest import NEVER, ROOT, environment_at
 from tests.db.store.test_failures import fail
 from tests.sample import hostile_tasks, running_tasks, session_tasks, tasks
@@ -27,47 +27,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
 def done() -> int:
     return Task.objects.filter(status="SUCCESSFUL").count()
-
-
-def test_kill_9_under_load_loses_nothing(worker_process, eventually):
-    """Three workers share 300 tasks, a third of them atomic; one is killed in the middle.
-
-    Every task ends successful and leaves its effect; an atomic one leaves it exactly once, whichever process died.
-    """
-    victim, *_others = [worker_process("--threads", "2") for _ in range(3)]
-    with transaction.atomic():
-        for number in range(100):
-            tasks.record.enqueue("often", number)
-            tasks.record_atomically.enqueue("once", number)
-            tasks.nothing.enqueue()
-
-    eventually(lambda: done() > 50, why="the work did not begin")
-    victim.send(signal.SIGKILL)
-    eventually(lambda: done() == 300, why="some task was lost")
-
-    often = Counter(Effect.objects.filter(name="often").values_list("number", flat=True))
-    once = Counter(Effect.objects.filter(name="once").values_list("number", flat=True))
-    assert set(often) == set(range(100))
-    assert once == Counter(range(100)), "an atomic task had its effect not exactly once"
-    assert victim.wait() == -signal.SIGKILL
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_lets_running_tasks_finish(worker_process, eventually, number):
-    """Also SIGHUP, which comes when a terminal is closed, and often twice: from the shell and from the kernel."""
-    process = worker_process("--threads", "1", "--grace", "600")
-    running_tasks.wait_for_note.enqueue("go on")
-    tasks.record.enqueue("stays")
-    eventually(lambda: Effect.objects.exists())
-    process.send(number)
-    process.wait_for("Waiting up to")
-    process.send(signal.SIGHUP)
-    Effect.objects.create(name="go on")
-
-    assert process.wait() == 0
-    assert done() == 1
-    assert Task.objects.filter(status="READY").count() == 1
-    assert not Worker.objects.exists()
 
 
 def test_a_signal_is_handled_right_after_a_stop(worker_process):
@@ -92,22 +51,6 @@ def test_a_task_longer_than_the_grace_period_ends_with_the_process(worker_proces
     assert "The grace period is over. Giving up" in process.output
     task = Task.objects.get()
     assert (task.status, task.retries, task.rescues) == ("SCHEDULED", 0, 0), "for when the process is gone"
-
-
-def test_successive_deploys_leave_no_task_running(worker, eventually):
-    """A peer leaves a task running forever when the signal comes between its claim and its start."""
-    for round_ in range(6):
-        for number in range(10):
-            tasks.record.enqueue("deploy", round_ * 10 + number)
-        running = worker(threads=2)
-        if round_ % 2:
-            time.sleep(0.01 * (round_ // 2))
-        running.stop()
-        assert running.shutdown() is True
-        assert not Task.objects.filter(status="RUNNING").exists()
-    worker(threads=2)
-    eventually(lambda: done() == 60)
-    assert Counter(Effect.objects.values_list("number", flat=True)) == Counter(range(60))
 
 
 def test_running_tasks_are_cancelled_by_a_notification(worker_process, eventually):
@@ -143,18 +86,9 @@ def test_a_terminal_shows_the_banner_and_each_failure_once(worker_process, debug
 # How many sessions a worker has: while it is idle, and a while after it has worked.
 
 
-SESSIONS = """
-SELECT application_name FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
-  AND application_name <> 'lockworker upkeep'
-"""
-
-
-def sessions() -> Counter[str]:
+def kinds() -> Counter[str]:
     """Return how many sessions there are of each kind. Those of task threads have no name."""
-    with connection.cursor() as cursor:
-        cursor.execute(SESSIONS)
-        return Counter(name for (name,) in cursor.fetchall())
+    return Counter(name for name, _ in sessions() if name != "lockworker upkeep")
 
 
 def idle(processes: int) -> Counter[str]:
@@ -166,12 +100,12 @@ def idle(processes: int) -> Counter[str]:
 def test_an_idle_child_has_one_session_and_shares_one(worker_process, eventually, processes):
     process = worker_process("--processes", str(processes), "--threads", "2")
     eventually(lambda: process.output.count("is ready") == processes, why=process.output)
-    eventually(lambda: sessions() == idle(processes), why=f"it has {sessions()}")
+    eventually(lambda: kinds() == idle(processes), why=f"it has {kinds()}")
     tasks.record.enqueue("used")
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists(), why=process.output)
     # The sessions of the task's thread and of the settler are closed after a minute.
     used = idle(processes) + Counter({"": 1, "lockworker settler": 1})
-    assert sessions() <= used
+    assert kinds() <= used
     assert "lost its database connection" not in process.output
 
 
@@ -256,10 +190,6 @@ CONTAINER = ["unshare", *MAPPING, "--pid", "--fork", "--mount-proc"]
 
 
 COMMAND = [sys.executable, str(ROOT / "manage.py"), "runlockworker", "--threads", "2"]
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def sleeps_of(pid: int) -> list[int]:

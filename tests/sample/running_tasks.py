@@ -350,12 +350,6 @@ def overrun_once(kind):
 
 
 @task(timeout=0.3)
-def overrun(seconds=FOREVER):
-    note("overrun")
-    time.sleep(seconds)
-
-
-@task(timeout=0.3)
 async def overrun_in_coroutine():
     await sync_to_async(note)("overrun")
     time.sleep(FOREVER)

@@ -7,11 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 
 import pytest
-from django.db import connection
 
 from django_pglock.models import Task, Worker
+from qa.processes import sessions
 from tests.conftest import NEVER, environment_at
 from tests.sample import forking_tasks, tasks
 from tests.sample.models import Effect
@@ -22,21 +23,6 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork"),
 ]
 
-SESSIONS = """
-SELECT application_name, pid FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
-"""
-
-
-def sessions(prefix=""):
-    with connection.cursor() as cursor:
-        cursor.execute(SESSIONS)
-        return {pid for name, pid in cursor.fetchall() if name.startswith(prefix)}
-
-
-def heartbeat():
-    return sessions("lockworker heartbeat")
-
 
 @pytest.fixture
 def run(worker_process, eventually):
@@ -44,7 +30,7 @@ def run(worker_process, eventually):
     process = worker_process("--threads", "2")
     tasks.record.enqueue("warm")
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists())
-    before = eventually(heartbeat, why="the services are not connected")
+    before = eventually(partial(sessions, "lockworker heartbeat"), why="the services are not connected")
     count = 0
 
     def run_one(function, *args):
@@ -57,7 +43,7 @@ def run(worker_process, eventually):
         return Task.objects.get(pk=task)
 
     yield run_one
-    assert heartbeat() == before
+    assert sessions("lockworker heartbeat") == before
     assert "lost its database connection" not in process.output
     assert not Task.objects.exclude(attempts=1).exists()
     assert set(Effect.objects.filter(name="afterwards").values_list("pid")) == {(Worker.objects.get().pid,)}
