@@ -24,9 +24,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from django_pglock import DuplicateTask, Group, Snooze, TaskContext, Unique, aenqueue_many, enqueue_many, lock, task
+from django_pglock import DuplicateTask, Group, Snooze, TaskContext, Unique, aenqueue_many, enqueue_many, task
 from django_pglock.contrib.opentelemetry import PGLockInstrumentor
-from django_pglock.models import AdvisoryLock, Schedule, Task
+from django_pglock.models import Schedule, Task
 from django_pglock.postgres.sessions import dedicated_connection
 from qa.foreign.sample.models import Letter
 from qa.foreign.sample.tasks import nothing
@@ -240,15 +240,6 @@ def test_a_schedule_sends_too(drain):
     assert linked(process) == {ids(send)}
 
 
-def test_a_lock_has_a_span_for_each_statement():
-    with tracer.start_as_current_span("work") as work, lock("traced"):
-        Letter.objects.count()
-    [taken], [freed] = statements("_advisory_lock("), statements("pg_advisory_unlock")
-    [between] = statements("COUNT(*)")
-    assert taken.parent.span_id == freed.parent.span_id == between.parent.span_id == work.get_span_context().span_id
-    assert taken.end_time <= between.start_time <= between.end_time <= freed.start_time
-
-
 def test_a_request_is_the_parent_of_its_locks_and_calls():
     assert Client().get("/post/", {"text": "100%"}).status_code == 200
     [request] = [each for each in exporter.get_finished_spans() if each.kind == SpanKind.SERVER]
@@ -260,22 +251,6 @@ def test_a_request_is_the_parent_of_its_locks_and_calls():
         # The middleware adds the origin to all of these statements.
         assert all("framework='django" in each.attributes["db.statement"] for each in found), text
     assert send.parent.span_id == request.context.span_id
-
-
-def test_a_stream_outlasts_the_middleware_that_comments():
-    for number in range(3):
-        Letter.objects.create(text=str(number))
-        connection.ensure_connection()
-        before = [*connection.execute_wrappers]
-        response = Client().get("/export/")
-        assert len(b"".join(response.streaming_content).split()) == Letter.objects.count()
-        response.close()
-        assert not AdvisoryLock.objects.held().exists()
-        assert connection.execute_wrappers == before
-    exporter.clear()
-    Letter.objects.count()
-    [span] = statements("COUNT(*)")
-    assert "framework=" not in span.attributes["db.statement"]
 
 
 def test_an_enqueue_that_is_refused_is_an_error():

@@ -107,33 +107,6 @@ def test_a_task_has_a_context_of_its_own(account, drain):
     assert last_metadata(account) == {"reason": "the task's"}
 
 
-@pytest.mark.parametrize("order", ["context lock", "lock context"])
-@pytest.mark.parametrize(
-    "statement", ["VACUUM tracked_account", "CREATE INDEX CONCURRENTLY ON tracked_account (balance)", "SELECT 7"]
-)
-def test_statements_that_pghistory_ignores_are_ignored_under_a_lock(order, statement):
-    """The first two fail when another statement stands before them in the same message."""
-    with ExitStack() as blocks:
-        for kind in order.split():
-            blocks.enter_context(lock("maintenance") if kind == "lock" else pghistory.context(order=order))
-        with connection.cursor() as cursor:
-            cursor.execute(statement)
-            if statement == "SELECT 7":
-                assert cursor.fetchall() == [(7,)]
-
-
-@pytest.mark.parametrize("order", ["context lock", "lock context"])
-def test_set_transaction_is_the_first_statement_under_context_and_lock(order):
-    """PostgreSQL takes an isolation level only before any other statement of the transaction."""
-    with ExitStack() as blocks:
-        for kind in order.split():
-            blocks.enter_context(lock("report") if kind == "lock" else pghistory.context(order=order))
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            cursor.execute("SHOW transaction_isolation")
-            assert cursor.fetchone() == ("repeatable read",)
-
-
 def test_requests_through_the_middleware_of_pghistory_keep_their_context(account):
     client = Client()
     for number in range(1, 4):

@@ -9,7 +9,7 @@ import pytest
 from django.db import ProgrammingError, connections, transaction
 from django.db.utils import DatabaseError
 
-from django_pglock import Lease, enqueue_many, lock, task
+from django_pglock import enqueue_many, lock, task
 from django_pglock.models import AdvisoryLock
 from qa.foreign.row_security import acting_as
 from qa.foreign.sample.models import Letter
@@ -73,20 +73,6 @@ def test_a_session_without_a_caller_is_refused_and_continues():
         nothing.enqueue()
     assert callers() == ["anna"]
     assert not AdvisoryLock.objects.held().exists()
-
-
-def test_locks_keep_the_setting_of_the_session():
-    with acting_as("anna"):
-        with lock("letters", timeout=1, max_hold=30):
-            Letter.objects.create(text="anna's")
-        with transaction.atomic(), lock("letters", timeout=1):
-            Letter.objects.create(text="anna's")
-            nothing.enqueue()
-        with Lease("letters", ttl=60):
-            assert Letter.objects.count() == 2
-    with acting_as("ben"):
-        assert Letter.objects.count() == 0
-    assert callers() == ["anna"]
 
 
 def test_a_worker_has_no_row_security_user_until_a_function_sets_one(drain):

@@ -11,9 +11,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,11 +22,10 @@ from django.db import connection, connections, transaction
 
 from django_pglock import Lease, LockNotAvailable, enqueue_many, leader, lock, lock_all, lock_table, task
 from django_pglock.models import Task
-from django_pglock.models import Worker as WorkerRow
 from django_pglock.testing import hold
 from qa.foreign.backends import TOKENS
 from qa.foreign.sample.models import Letter
-from qa.foreign.sample.tasks import hold_the_gil, nothing, session_settings
+from qa.foreign.sample.tasks import nothing, session_settings
 from tests.in_process import InProcessWorker
 
 ALIASES = ["token", "minted", "role", "pool"]
@@ -258,38 +254,3 @@ def test_each_session_asks_for_its_password():
             with Lease("asking", number, ttl=60, using=using):
                 pass
         assert TOKENS.asked - before >= 3
-
-
-@pytest.mark.parametrize("using", ["token", "minted", "role"])
-def test_heartbeats_go_on_while_a_function_holds_the_gil(using, tmp_path):
-    """The parent writes them, by a session that it has opened as Django does."""
-    rotate()
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    result = on(using, hold_the_gil).enqueue(str(pipe))
-    with worker_process(using):
-        # Both ends of a pipe open together: the function is about to hold the GIL then.
-        descriptor = os.open(pipe, os.O_WRONLY)
-        for _ in range(3):
-            beat = last_beat()
-            eventually(lambda beat=beat: last_beat() > beat)
-        os.write(descriptor, b"x")
-        os.close(descriptor)
-        eventually(lambda: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
-
-
-@contextmanager
-def worker_process(using: str) -> Iterator[None]:
-    command = [sys.executable, "-m", "django", "runlockworker", "--database", using, "--threads", "1"]
-    environment = {**os.environ, "PGLOCK_FOREIGN_TOKEN": TOKENS.current}
-    worker = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        yield
-    finally:
-        worker.kill()
-        # pytest shows it when the test has failed.
-        print(worker.communicate(timeout=60)[0])
-
-
-def last_beat() -> Any:
-    return WorkerRow.objects.latest("heartbeat_at").heartbeat_at

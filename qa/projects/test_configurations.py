@@ -6,6 +6,9 @@ from textwrap import dedent
 
 import pytest
 
+from tests.conftest import ROOT
+from tests.docs.test_docs import blocks
+
 pytestmark = pytest.mark.acceptance
 
 WITH_ADMIN = """
@@ -76,17 +79,19 @@ from io import StringIO
 
 from django.conf import settings
 from django.core.management import call_command, execute_from_command_line
+from django.db import router
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from django_pglock.store.bulk import enqueue_change
-from django_pglock.models import Schedule, Task
+from django_pglock.models import Lease, Schedule, Task
 from django_pglock.tasks.backends import database_of_backend
 from django_pglock.store.operate import DISCARD
 from shop.tasks import refuse, ship
 
 DATABASE = database_of_backend(settings.BACKEND)
 TASKS, AT = Task.objects.using(DATABASE), ["--database", DATABASE]
+WITH_LOCKS = ["--database", router.db_for_read(Lease)]
 
 
 def run(*command):
@@ -134,10 +139,10 @@ assert (status_of(due), TASKS.get(pk=failed.id).attempts) == ("SUCCESSFUL", 2)
 next_at = Schedule.objects.using(DATABASE).get(pk="shop.tasks.count").next_at
 assert (timezone.localtime(next_at) if timezone.is_aware(next_at) else next_at).strftime("%H:%M") == "12:30"
 for command in (["--leases"], ["--selftest"]):
-    call_command("locks", *command, *AT, stdout=StringIO())
+    call_command("locks", *command, *WITH_LOCKS, stdout=StringIO())
 run("locktasks", "status", *AT)
-run("locks", *AT)
-run("withlock", "order:5", *AT, "--", "true")
+run("locks", *WITH_LOCKS)
+run("withlock", "order:5", *WITH_LOCKS, "--", "true")
 if settings.ROOT_URLCONF == "urls":
     import pages
 print("all done")
@@ -188,6 +193,7 @@ def start(project, settings="", **files):
     """Write a project with these settings and run everything in it."""
     made = project(settings=WITH_ADMIN + dedent(settings), pages=PAGES, **{**FILES, **files})
     assert "all done" in made.python(EVERYTHING)
+    return made
 
 
 CONFIGURATIONS = {
@@ -261,17 +267,10 @@ class User(AbstractBaseUser, PermissionsMixin):
     objects = Users()
     USERNAME_FIELD = "email"
 """
-ROUTERS = """
-class Documented:
-    '''The router of docs/howto/databases.md.'''
-
-    def db_for_read(self, model, **hints):
-        is_lock = model._meta.model_name in ("advisorylock", "lease")
-        return "tasks" if model._meta.app_label == "django_pglock" and not is_lock else None
-
-    db_for_write = db_for_read
-
-
+#: The router of the page about databases, and two more.
+ROUTERS = (
+    next(code for code in blocks(ROOT / "docs" / "howto" / "databases.md", "python") if "class" in code)
+    + """
 class Whole:
     '''All of this app in one database, as Django documents routers.'''
 
@@ -282,7 +281,13 @@ class Whole:
 
     def allow_migrate(self, db, app_label, **hints):
         return (db == "tasks") == (app_label == "django_pglock")
+
+class Parts(TasksRouter):
+    def allow_migrate(self, db, app_label, model_name=None, **hints):
+        is_lock = model_name in ("advisorylock", "lease")
+        return db == ("default" if is_lock or app_label != "django_pglock" else "tasks") or not model_name
 """
+)
 TWO_DATABASES = """
 DATABASES["tasks"] = {**POSTGRES, "NAME": "%s"}
 TASKS["default"]["OPTIONS"] = {"database": "tasks"}
@@ -290,7 +295,7 @@ MIGRATED = ["default", "tasks"]
 SILENCED_SYSTEM_CHECKS = ["django_pglock.W009"]
 """
 ROUTED = {
-    "the documented router": "DATABASE_ROUTERS = ['routers.Documented']",
+    "the documented router": "DATABASE_ROUTERS = ['routers.TasksRouter']",
     "all tables in one of them": """
         DATABASE_ROUTERS = ["routers.Whole"]
         DJANGO_PGLOCK["USING"] = "tasks"
@@ -318,15 +323,17 @@ def test_every_command_and_page_works_with_two_databases_and(project, settings):
     start(project, with_two_databases(project, settings), routers=ROUTERS)
 
 
-def checked(made):
-    return made.manage("check", "--database", "default", "--database", "tasks")
+def test_a_router_may_put_locks_and_tasks_into_different_databases(project):
+    """It is asked for each table, and for the view of locks."""
+    made = start(project, with_two_databases(project, "DATABASE_ROUTERS = ['routers.Parts']"), routers=ROUTERS)
+    assert made.tables() == {"django_pglock_advisorylock", "django_pglock_lease"}
 
 
 def test_without_a_router_check_says_that_the_admin_shows_another_database(project):
     """A task of the form is in the database of the tasks. In that of the pages, another task may have its id."""
     made = project(settings=WITH_ADMIN + with_two_databases(project, ""), **FILES)
     expected = "W012) TASKS stores tasks in 'tasks', but the routers of the project lead to 'default'"
-    assert expected in checked(made)
+    assert expected in made.manage("check", "--database", "default", "--database", "tasks")
     made.manage_each("migrate -v0", "migrate -v0 --database tasks")
     made.python(
         """

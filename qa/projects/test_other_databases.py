@@ -134,59 +134,6 @@ def test_a_database_with_fewer_features_gets_no_warnings_about_our_models(projec
     assert in_sqlite(made) == []
 
 
-ROUTERS = """
-class PartsRouter:
-    '''Locks where the data is, and all the rest on the database of tasks.'''
-
-    def is_lock(self, name):
-        return name in ("advisorylock", "lease")
-
-    def db_for_read(self, model, **hints):
-        if model._meta.app_label == "django_pglock" and not self.is_lock(model._meta.model_name):
-            return "tasks"
-
-    db_for_write = db_for_read
-
-    def allow_migrate(self, db, app_label, model_name=None, **hints):
-        if app_label == "django_pglock" and model_name:
-            return (db == "default") == self.is_lock(model_name)
-"""
-TWO_SERVERS = """
-INSTALLED_APPS = ["django.contrib.contenttypes", "django_pglock", "shop"]
-DATABASES = {"default": POSTGRES, "tasks": {**POSTGRES, "NAME": "%s"}}
-TASKS["default"]["OPTIONS"] = {"database": "tasks"}
-SILENCED_SYSTEM_CHECKS = ["django_pglock.W009"]
-"""
-
-
-def test_a_router_may_put_locks_and_tasks_into_different_databases(project):
-    """The view shows names of workers only in the database with their table."""
-    other = project()
-    made = project(
-        settings=TWO_SERVERS % other.database + "DATABASE_ROUTERS = ['routers.PartsRouter']",
-        routers=ROUTERS,
-        shop__tasks=SHOP_TASKS,
-    )
-    made.manage_each("migrate -v0", "migrate -v0 --database tasks")
-    assert ours(made.tables()) == {"advisorylock", "lease"}
-    assert ours(other.tables()) == TABLES - {"advisorylock", "lease"}
-    shown = made.python(
-        """
-        from django_pglock import Lease, lock
-        from django_pglock.models import AdvisoryLock
-        from shop.tasks import ship
-        with lock("order:5"), Lease("report", ttl=60):
-            print(AdvisoryLock.objects.for_name("order:5").held().count(), ship.enqueue(5).id)
-        """
-    )
-    assert shown.startswith("1 ")
-    made.manage("runlockworker", "--drain")
-    with other.session() as session:
-        assert session.execute("SELECT status FROM django_pglock_task").fetchall() == [("SUCCESSFUL",)]
-    made.manage_each("migrate -v0 django_pglock zero", "migrate -v0 --database tasks django_pglock zero")
-    assert made.tables() == other.tables() == set()
-
-
 PROJECT_TESTS = """
 from django.db import connections
 from django.test import TestCase, TransactionTestCase
@@ -264,6 +211,20 @@ class Without(TransactionTestCase):
 """
 
 
+#: A test for pytest alone, with a fixture of our plugin.
+WITH_FIXTURE = """
+import pytest
+from django_pglock import LockNotAvailable, lock
+from shop.tests import *
+
+
+def test_held(hold_lock, db):
+    hold_lock("order", 5)
+    with pytest.raises(LockNotAvailable), lock("order:5", timeout=0):
+        pass
+"""
+
+
 @pytest.fixture
 def tested(project):
     """A project with tests of its own.
@@ -272,9 +233,7 @@ def tested(project):
     without, as each makes the same rows.
     """
     settings = WITH_SQLITE + "INSTALLED_APPS = ['django_pglock', 'shop']"
-    return project(
-        settings=settings, shop__tasks=SHOP_TASKS, shop__tests=PROJECT_TESTS, test_shop="from shop.tests import *"
-    )
+    return project(settings=settings, shop__tasks=SHOP_TASKS, shop__tests=PROJECT_TESTS, test_shop=WITH_FIXTURE)
 
 
 def test_djangos_test_runner_works_in_parallel(tested):
@@ -287,4 +246,4 @@ def test_pytest_works_in_parallel(tested, monkeypatch):
     plugins = ("xdist.plugin", "pytest_django.plugin", "django_pglock.pytest_plugin")
     used = [word for name in plugins for word in ("-p", name)]
     shown = tested.run("-m", "pytest", "-q", "-n", "2", "--ds", "settings", *used, "test_shop.py")
-    assert "9 passed" in shown
+    assert "10 passed" in shown

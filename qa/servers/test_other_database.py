@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 import types
 from contextlib import suppress
-from io import StringIO
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.db import connection, connections, transaction
-from django.urls import reverse
 
 from django_pglock import LockNotAvailable, LockScopeError, lock
 from django_pglock.models import AdvisoryLock, Task
@@ -49,12 +47,6 @@ def page(monkeypatch):
     return module
 
 
-@pytest.fixture
-def router(settings, page):
-    """The one that the documentation shows."""
-    settings.DATABASE_ROUTERS = page.DATABASE_ROUTERS
-
-
 class ReadsElsewhere:
     """As with a replica, which follows a moment later."""
 
@@ -62,41 +54,9 @@ class ReadsElsewhere:
         return "replica"
 
 
-def locktasks(*arguments):
-    call_command("locktasks", *arguments, stdout=(out := StringIO()))
-    return out.getvalue()
-
-
-@pytest.mark.usefixtures("tasks_elsewhere")
-def test_the_commands_take_the_database_of_the_backend():
-    result = tasks.nothing.enqueue()
-    assert "default" in locktasks("status")
-    assert "tests.sample.tasks.nothing" in locktasks("list")
-    assert "No task matches" in locktasks("list", "--database", "default")
-    call_command("runlockworker", "--drain", "--no-reload")
-    result.refresh()
-    assert result.status == "SUCCESSFUL"
-
-
-@pytest.mark.usefixtures("tasks_elsewhere", "router")
-def test_the_admin_shows_tasks_by_the_router_of_the_documentation(client):
-    result = tasks.nothing.enqueue()
-    user = User.objects.create_superuser("boss")
-    client.force_login(user)
-    try:
-        for model in ("worker", "queue", "schedule", "lease", "advisorylock"):
-            assert client.get(reverse(f"admin:django_pglock_{model}_changelist")).status_code == 200
-        address = reverse("admin:django_pglock_task_changelist")
-        assert f"#{result.id}" in client.get(address).content.decode()
-        client.post(address, {"action": "cancel", "_selected_action": [result.id]})
-        assert Task.objects.get().status == "CANCELLED"
-        assert not Task.objects.using("default").exists()
-    finally:
-        user.delete()
-
-
-@pytest.mark.usefixtures("own_registry", "tasks_elsewhere", "router")
+@pytest.mark.usefixtures("own_registry", "tasks_elsewhere")
 def test_the_example_of_the_page_enqueues_after_the_commit_in_the_other_database(page, settings, in_threads):
+    settings.DATABASE_ROUTERS = page.DATABASE_ROUTERS
     assert page.TASKS["default"]["OPTIONS"] == settings.TASKS["default"]["OPTIONS"]
     with suppress(ZeroDivisionError), transaction.atomic():
         page.sign_up("nobody")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-
 from django.db import connection
 
 from django_pglock import task
@@ -27,14 +24,6 @@ def session_settings(*names: str) -> list[str]:
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_setting(name) FROM unnest(%s::text[]) AS name", [list(names)])
         return [value for (value,) in cursor.fetchall()]
-
-
-@task
-def hold_the_gil(path: str) -> None:
-    """Hold the GIL until another process writes to a pipe, as a long call into C may."""
-    descriptor = os.open(path, os.O_RDONLY)
-    ctypes.PyDLL(None).read(descriptor, ctypes.create_string_buffer(1), 1)
-    os.close(descriptor)
 
 
 @task(max_attempts=2, backoff=0)

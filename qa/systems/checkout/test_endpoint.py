@@ -12,11 +12,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.db import connection
-from django.test import override_settings
 
-from django_pglock import lock, try_lock
+from django_pglock import lock
 from django_pglock.models import AdvisoryLock
-from django_pglock.testing import hold
 from example_project.systems.checkout import scenario
 from example_project.systems.checkout.models import Cart, Payment
 from example_project.systems.checkout.workers import begin_sale
@@ -24,9 +22,6 @@ from example_project.systems.web import GUNICORN, UVICORN, Browser
 from tests.conftest import NEVER
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-CRC = "django_pglock.keys.crc32_key"
 
 
 class Customer(Browser):
@@ -117,17 +112,6 @@ def answered(customer):
     return None if answer.status == 409 else answer
 
 
-def test_invoices_are_numbered_one_by_one(customer, eventually):
-    """All three are charged and wait for their number, which each takes when the one before is committed."""
-    customers = [customer(name) for name in ("ann", "bob", "cleo")]
-    with ThreadPoolExecutor(3) as pool:
-        with hold("invoices"):
-            clicks = [pool.submit(each.click) for each in customers]
-            eventually(lambda: AdvisoryLock.objects.for_name("invoices").filter(is_granted=False).count() == 3)
-            assert not Payment.objects.exclude(invoice=None).exists()
-        assert sorted(click.result().content["invoice"] for click in clicks) == [1, 2, 3]
-
-
 def test_a_sale_waits_for_checkouts_and_keeps_new_ones_out(customer, first_click, process, eventually):
     ann, bob = customer("ann"), customer("bob")
     with first_click(ann) as first:
@@ -165,13 +149,6 @@ def test_a_program_that_locks_a_crc_keeps_the_sale_out(process, eventually):
             cursor.execute("SELECT crc32(convert_to('price change', 'UTF8'))")
             assert cursor.fetchone() == (401536690,)
     assert sale.wait(NEVER) == 0
-
-
-@pytest.mark.parametrize(("settings", "is_free"), [({}, True), ({"KEY_FUNCTION": CRC}, False)])
-def test_two_names_with_one_crc_are_two_locks_unless_keys_are_crcs(settings, is_free):
-    """Among some ten thousand names two have the same CRC; one customer then waits for the other."""
-    with override_settings(DJANGO_PGLOCK=settings), hold("checkout:fd553f1b"), try_lock("checkout:e3612f75") as held:
-        assert bool(held) is is_free
 
 
 # The scenario of the system checkout: what it claims holds.

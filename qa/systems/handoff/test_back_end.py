@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 
 import pytest
 from django.db import connection, transaction
@@ -17,10 +16,8 @@ from example_project.systems.handoff.scenario import (
     WRONG_ENTRIES,
     old_snapshot,
     pages_read,
-    requests,
     rows_by_process,
     run_scenario,
-    sheets_after,
 )
 from example_project.systems.handoff.search import PARTS, Entry, Order
 from example_project.systems.handoff.tasks import update
@@ -78,67 +75,6 @@ def test_updates_of_a_missing_sheet_become_errors_and_block_no_other_request():
     assert work() == 4
     assert set(Request.objects.filter(sheet="nobody").values_list("status", flat=True)) == {"error"}
     assert Sheet.objects.get().lines == ["c"]
-
-
-def test_an_older_request_that_is_committed_later_waits_for_the_run_of_its_sheet(in_threads, monkeypatch, eventually):
-    """Two front ends have added to one sheet. Ids are given out at INSERT, and rows are seen after COMMIT."""
-    ask()
-    work()
-    is_writing, may_go_on = threading.Event(), threading.Event()
-    append = Sheet.append
-
-    def append_slowly(sheet, lines):
-        if lines == ["second"]:
-            is_writing.set()
-            assert may_go_on.wait(NEVER)
-        append(sheet, lines)
-
-    monkeypatch.setattr(Sheet, "append", append_slowly)
-
-    def take_part(number):
-        if number == 0:
-            work()
-            return
-        assert is_writing.wait(NEVER)
-        late.commit()
-        threading.Thread(target=go_on_when_somebody_waits, daemon=True).start()
-        work()
-
-    def go_on_when_somebody_waits():
-        try:
-            eventually(waiting_sessions)
-        finally:
-            may_go_on.set()
-            connection.close()
-
-    late = LateFrontEnd("first")
-    ask("second")
-    in_threads(take_part, 2)
-    assert Sheet.objects.get().lines == ["second", "first"]
-
-
-class LateFrontEnd:
-    """A front end whose transaction has inserted an update and is still open."""
-
-    def __init__(self, line):
-        self.connection = connection.copy()
-        self.connection.inc_thread_sharing()
-        with self.connection.cursor() as cursor:
-            cursor.execute("BEGIN")
-            cursor.execute(
-                "INSERT INTO handoff_request (kind, sheet, line, status) VALUES ('update', 'plan', %s, 'new')", [line]
-            )
-
-    def commit(self):
-        with self.connection.cursor() as cursor:
-            cursor.execute("COMMIT")
-        self.connection.close()
-
-
-def waiting_sessions():
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype IN ('tuple', 'transactionid')")
-        return cursor.fetchone()[0]
 
 
 def test_a_saved_start_id_keeps_searches_short_during_an_open_transaction():
@@ -233,13 +169,3 @@ def test_both_planes_make_the_sheets_that_the_requests_ask_for(harness):
     told = harness.judge()
     assert told.count("SIGKILL") == 4
     assert "One UPDATE changes 200 rows, two of each order: 1 task." in told
-
-
-def test_the_requests_are_what_the_play_says():
-    asked = list(requests(2000, 50))
-    kinds = [each.kind for each in asked]
-    assert 50 < kinds.count("create") < 250
-    assert kinds[0] == "create"
-    sheets = sheets_after(iter(asked))
-    assert len(sheets) == 50
-    assert sum(map(len, sheets.values())) == kinds.count("update")
