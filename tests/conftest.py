@@ -31,7 +31,7 @@ from django_pglock.store import statements
 from django_pglock.store import wake as wakeup
 from django_pglock.tasks import registry
 from example_project.postgres import PrivatePostgres
-from tests import clusters, origins
+from tests import clusters
 from tests.db.locks.sessions import Somebody
 from tests.distribution import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
 from tests.in_process import InProcessWorker
@@ -107,7 +107,6 @@ def report_or_raise(record: logging.LogRecord) -> None:
 
 report, loggers.report = loggers.report, report_or_raise
 clusters.share()
-origins.note()
 
 # Django's own also makes all content types and permissions anew, after each test.
 TransactionTestCase._fixture_teardown = empty
@@ -214,14 +213,9 @@ def in_kept_threads() -> Iterator[Callable[..., list[Any]]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def sessions_of_this_module() -> Iterator[None]:
-    """Let a session that a test has lost, and has not closed, fail the last test of its module, and not a later one.
-
-    The warning names the test that has opened the session. Without another session than Django's there is none to lose.
-    """
+    """Let a session that a test has lost, and has not closed, fail the last test of its module, and not a later one."""
     yield
-    own = {each.connection for each in connections.all(initialized_only=True)}
-    if origins.open_sessions().keys() - own:
-        gc.collect()
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)
