@@ -196,20 +196,6 @@ def test_djangos_immediate_backend_runs_the_calls():
         assert (failed.status, failed.errors[0].exception_class) == (TaskResultStatus.FAILED, ValueError)
 
 
-def report(context):
-    context.progress(1, 2)
-
-
-def test_what_does_not_work_with_backends_of_django(own_registry):
-    """docs/howto/testing.md says so."""
-    with backend_of_django("immediate.ImmediateBackend"):
-        failed = keyed_tasks.gather.enqueue(user="a", number=1)
-        assert failed.errors[0].exception_class is TypeError, "the arguments of a call, in place of a list of calls"
-        assert not hasattr(own_tasks.echo.enqueue("x"), "wait")
-        failed = own_task(takes_context=True)(report).enqueue()
-        assert failed.errors[0].exception_class is AttributeError
-
-
 # Functions that no worker can import
 
 

@@ -9,7 +9,6 @@ from uuid import uuid4
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
 from django.db.models.functions import Now
 
 from django_pglock import Lease, lock, lock_all, semaphore
@@ -77,17 +76,6 @@ def test_a_queue_of_any_valid_name_is_enqueued_and_claimed(claim):
         assert (row.queue, claimed.queue, row.args, result.task.queue_name) == (name, name, [name], name)
         assert row.status == "RUNNING"
     assert {each.queue for each in Task.objects.queue_counts()} == {*HARMLESS.values()}
-
-
-def test_a_queue_of_any_valid_name_is_paused_and_resumed(claim):
-    for name in HARMLESS.values():
-        assert Queue.objects.pause(name, by=name, reason=name)
-        row = Queue.objects.get(pk=name)
-        assert (row.name, row.paused_by, row.reason) == (name, name, name)
-        sample.nothing.using(queue_name=name).enqueue()
-        assert claim(queue=name) == []
-        assert Queue.objects.resume(name)
-        assert len(claim(queue=name)) == 1
 
 
 def test_commands_take_a_queue_of_any_valid_name():
@@ -167,16 +155,6 @@ def test_a_lock_shows_its_name_to_holders_and_waiters():
                 assert handle.is_held
         assert not AdvisoryLock.objects.exists()
         assert Task.objects.count() == 0, "the table is there"
-
-
-def test_a_lock_of_any_name_does_not_change_statements_of_its_holder():
-    """Its name stands before each of them."""
-    for name in HARMLESS.values():
-        with lock(name), connection.cursor() as cursor:
-            cursor.execute("SELECT %s, '%%'", [name])
-            assert cursor.fetchone() == (name, "%")
-            cursor.execute("SELECT '%s {0} $1'")
-            assert cursor.fetchone() == ("%s {0} $1",)
 
 
 @refused("empty", "surrogate")

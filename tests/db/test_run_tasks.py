@@ -14,11 +14,11 @@ from django.db import IntegrityError, connection, transaction
 from django.test import TestCase, TransactionTestCase
 from django.utils import timezone
 
-from django_pglock import Cancel, Group, Rate, Retry, Snooze, lock, task
+from django_pglock import Cancel, Group, Rate, Retry, Snooze, task
 from django_pglock.errors import ConfigurationError, TaskTimeout
 from django_pglock.models import Number, Queue, RateLimit, Task, Worker
 from django_pglock.tasks.compat import task_finished, task_started
-from django_pglock.testing import assert_no_locks, run_tasks
+from django_pglock.testing import run_tasks
 from django_pglock.worker import Worker as RealWorker
 from django_pglock.worker.child import logs
 from tests.sample.models import Effect
@@ -511,18 +511,6 @@ def test_the_connection_is_in_order_for_the_next_task():
     assert outcomes(run_tasks()) == ["succeeded"] * 8
     assert numbers() == [2] * 4
     assert connection.get_autocommit()
-
-
-@both
-def test_locks_are_those_of_a_worker():
-    @local(advisory=True, lock="a:{number}")
-    def locked(number):
-        with lock("b", number, timeout=0):
-            return number
-
-    locked.enqueue(number=1)
-    assert [each.result.return_value for each in run_tasks()] == [1]
-    assert_no_locks()
 
 
 @both

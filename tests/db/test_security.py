@@ -16,7 +16,6 @@ import pytest
 from django.core.management import call_command
 from django.db import connection, connections
 from django.db.models.functions import Now
-from django.test import RequestFactory
 from django.urls import reverse
 
 from django_pglock import Lease, Unique, enqueue_many, lock, task
@@ -222,24 +221,11 @@ def of_two(a, b): ...
 def of_user(name): ...
 
 
-def view_key(template, **values):
-    """Return the keys of the locks of a view for these URL parameters."""
-    keys = []
-
-    def view(request, **kwargs):
-        keys.extend(AdvisoryLock.objects.held().values_list("key", flat=True))
-
-    lock_view(template, scope="session")(view)(RequestFactory().get("/"), **values)
-    return keys
-
-
 def test_a_value_of_a_key_template_cannot_imitate_other_parts():
     name = KeyTemplate("cart:{a}:{b}", known=None, where="here").render
     assert name({"a": "a:b", "b": "c"}) != name({"a": "a", "b": "b:c"})
     assert name({"a": "a%3Ab", "b": "c"}) != name({"a": "a:b", "b": "c"})
     assert name({"a": "a", "b": "b"}) == "cart:a:b"
-    assert view_key("cart:{a}:{b}", a="a:b", b="c") == [make_key("cart:a%3Ab:c").number]
-    assert view_key("cart:{a}:{b}", a="a", b="b:c") == [make_key("cart:a:b%3Ac").number]
     numbers = {make_key(*parts).number for parts in (("a:b", "c"), ("a", "b:c"), ("a:b:c",), ("a", "b", "c"))}
     # A name given as one string is not escaped: it comes from the program, and means "a", "b", "c".
     assert len(numbers) == 3
@@ -252,13 +238,6 @@ def test_an_ambiguous_key_template_is_refused(template):
             decorate(lambda request, a, b: None)
     with pytest.raises(LockKeyError, match="has no colon before"):
         task(lock=template)(of_two)
-
-
-@pytest.mark.parametrize("option", ["fair", "unique", "group"])
-def test_a_key_of_the_functions_own_may_begin_with_a_value_but_not_join_two(option):
-    assert KeyTemplate("{a}:{b}", known=None, where="here", is_own=True).render({"a": 1, "b": 2}) == "1:2"
-    with pytest.raises(LockKeyError, match="has no colon before"):
-        task(**{option: "{a}{b}"})(of_two)
 
 
 CRAFTED = [

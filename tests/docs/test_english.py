@@ -20,12 +20,6 @@ PLANTED = {
     "a docstring": ("module.py", 'class Worker:\n    """Whoever runs tasks."""\n'),
     "a comment": ("module.py", "number = 5\nnumber += 1  # whoever asks\n"),
 }
-CODE = {
-    "code in a page": ("page.md", "Call `goes_on`, or `goes on`:\n\n```python\nwhoever = 5\n```\n"),
-    "an address": ("page.md", "See [the page](https://example.com/whoever).\n"),
-    "names": ("module.py", "whoever = shall(mend)\n"),
-    "SQL": ("module.py", 'run("SELECT whoever FROM tasks")\n'),
-}
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +36,3 @@ def test_a_planted_phrase_is_found_in_its_line(name, text, english, tmp_path, ca
     assert english.main([path]) == 1
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith(f"{path}:2: ")
-
-
-@pytest.mark.parametrize(("name", "text"), CODE.values(), ids=CODE)
-def test_the_english_checker_ignores_code(name, text, english, tmp_path, capsys):
-    path = tmp_path / name
-    path.write_text(text)
-    assert english.main([path]) == 0, capsys.readouterr().out
-
-
-def test_a_string_of_a_test_is_data(english):
-    text = 'def goal():\n    """Whoever asks."""\n    return "whoever asks"  # whoever asks\n'
-    assert english.prose_of_source(text).count("hoever") == 3
-    assert english.prose_of_source(text, with_messages=False).count("hoever") == 2

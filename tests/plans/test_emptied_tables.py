@@ -64,6 +64,7 @@ def emptied(new_table, django_user_model):
 
 
 def test_pruning_looks_up_what_refers_to_a_task(emptied):
+    """``PRUNE`` deletes what the statement before it has locked."""
     first = Task.objects.earliest("pk").pk
     assert rows_read_by(lambda: prune_window("default", first - 1, {"SUCCESSFUL": 0}, batch=200)) < 5000
 

@@ -127,12 +127,6 @@ def test_there_may_be_no_stream_for_the_report(logger, monkeypatch, tmp_path, st
     assert handler.count == 1
 
 
-def test_a_text_that_does_not_fit_its_values_fails_a_test(logger):
-    """Only here, not in a project: tests/conftest.py sees to this."""
-    with pytest.raises(TypeError, match="not all arguments converted"):
-        logger.error("a line", "too much")  # noqa: PLE1205
-
-
 def test_a_record_that_repeats_is_allowed_once_in_its_time(monkeypatch):
     clock = iter([100.0, 101.0, 159.9, 160.0, 161.0])
     monkeypatch.setattr(loggers.time, "monotonic", lambda: next(clock))

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -56,17 +55,6 @@ def test_a_port_that_refuses_is_named_without_the_password(listener):
 def test_the_wait_for_a_server_that_does_not_answer_is_limited(listener, monkeypatch):
     """The kernel accepts the connection, and no server answers. Without a limit, libpq would wait forever."""
     monkeypatch.setattr(database_url, "PATIENCE", 2)
-    assert "no PostgreSQL answers there: " in refusal(f"postgres://u@127.0.0.1:{listener.getsockname()[1]}/n")
-
-
-def test_a_server_of_another_kind_is_named(listener):
-    def answer():
-        connection, _ = listener.accept()
-        with connection:
-            connection.recv(100)
-            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-    threading.Thread(target=answer, daemon=True).start()
     assert "no PostgreSQL answers there: " in refusal(f"postgres://u@127.0.0.1:{listener.getsockname()[1]}/n")
 
 

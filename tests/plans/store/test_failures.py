@@ -59,12 +59,6 @@ def test_groups_are_counted_by_their_index_and_the_count_stops(incident, is_anal
     assert not [each for each in nodes(plan) if each["Node Type"] == "Sort" and each["Actual Rows"] > 500]
 
 
-def test_the_groups_are_one_statement(incident):
-    with CaptureQueriesContext(connection) as queries:
-        Task.objects.failures()
-    assert len(queries) == 1
-
-
 def statements_of(function):
     with CaptureQueriesContext(connection) as queries:
         function()

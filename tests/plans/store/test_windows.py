@@ -10,45 +10,12 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import RateLimit, Task
 from django_pglock.store import operate
-from django_pglock.store.count import COUNT_FAILED, COUNT_OTHERS, COUNT_READY
 from django_pglock.store.rate import DELETE_UNUSED_RATES
-from django_pglock.store.ready import UNKNOWN
 from django_pglock.store.statements import filled
 from tests.plans.reading import analyze, executed, insert, nodes, pages_read, plan_of, reads
 
 pytestmark = pytest.mark.django_db
 KEYS, WINDOW = 20_000, 500
-
-
-def test_counts_of_queues_walk_partial_indexes_and_stop(history):
-    ready = plan_of(filled(COUNT_READY), (["q1", "q2"], 3, 100, 100))
-    assert reads(ready) == {
-        ("Index Only Scan", "pglock_task_ready"),
-        ("Index Only Scan", "pglock_task_fair"),
-        ("Index Scan", "django_pglock_task_pkey"),
-    }
-    for number in range(5):
-        insert("FAILED", 300)
-        Task.objects.filter(status="FAILED", queue="default").update(queue=f"failed {number}", fingerprint=number)
-    analyze()
-    others = plan_of(filled(COUNT_OTHERS), (100,))
-    assert {index for _, index in reads(others)} == {"pglock_task_attention"}
-    failed = plan_of(filled(COUNT_FAILED), (1000, 100, 100, 100))
-    assert reads(failed) == {("Index Only Scan", "pglock_task_fingerprint")}
-    assert not [
-        each for each in nodes([ready, others, failed]) if each["Node Type"] == "Sort" and each["Plan Rows"] > 1000
-    ]
-
-
-def test_the_query_for_unknown_functions_reads_a_limited_number_of_each_queue(history):
-    """A million tasks behind them are not read: no node yields more than the limit of each queue."""
-    sql = filled(UNKNOWN)
-    with connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", (30.0, None, 10, 10, None))
-        answer = cursor.fetchone()[0]
-    plan = answer if isinstance(answer, list) else json.loads(answer)
-    table = [node for node in nodes(plan) if node.get("Relation Name") == "django_pglock_task"]
-    assert max(node["Actual Rows"] for node in table) <= 10
 
 
 @pytest.mark.django_db(transaction=True)
