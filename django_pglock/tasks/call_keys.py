@@ -46,11 +46,6 @@ class CallKeys(NamedTuple):
 NO_KEYS = CallKeys()
 
 
-def keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallKeys:
-    """Return the keys of a call. Raises ``TaskArgumentsError`` for arguments that the function does not accept."""
-    return key_maker(task)(args, kwargs, None)
-
-
 def key_maker(task: TaskFields) -> Callable[[tuple[Any, ...], Mapping[str, Any], str | None], CallKeys]:
     """Return a function that does the same as ``keys_of``, for the calls of one task.
 
@@ -62,7 +57,8 @@ def key_maker(task: TaskFields) -> Callable[[tuple[Any, ...], Mapping[str, Any],
         return lambda args, kwargs, args_text: NO_KEYS
     names = None if task.takes_context or task.group is not None else _names(task.func)
     count = -1 if names is None else len(names)
-    has_one_key = _has_one_key(task)
+    # With no key but that of unique=True, the arguments need no names.
+    has_one_key = task.unique is not None and task.rate is None and not task.kept["templates"]
     # If no value is redacted, the text of the arguments, up to this length, is itself the unique key.
     start, longest = f"{task.module_path} ", -1 if task.redact else LONGEST_ARGUMENTS
 
@@ -72,57 +68,42 @@ def key_maker(task: TaskFields) -> Callable[[tuple[Any, ...], Mapping[str, Any],
         is_all = args_text is not None and len(args) == count and not kwargs and "{" not in args_text
         text = args_text if is_all else None
         if text is not None and has_one_key:
-            unique = start + text if len(text) <= longest else _of_arguments(task, text)
+            unique = start + (text if len(text) <= longest else _of_arguments(task, text))
             return CallKeys(None, None, None, _shortened(task, unique))
-        return _keys_of(task, args, kwargs, text)
+        return keys_of(task, args, kwargs, text)
 
     return keys
 
 
-def _keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any], text: str | None) -> CallKeys:
+def keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any], text: str | None = None) -> CallKeys:
+    """Return the keys of a call. Raises ``TaskArgumentsError`` for arguments that the function does not accept.
+
+    ``text`` is that of all arguments, for ``unique=True``, if it is known.
+    """
     values = _bound(task, args, kwargs)
 
     def render(template: str | None) -> str | None:
         return None if template is None else task.kept["templates"][template].render(values)
 
-    group = render(task.group.key) if task.group else None
-    keys = CallKeys(
-        lock=_lock_key(task, render, group),
-        group=group,
-        fair=render(task.fair),
-        unique=_unique_key(task, render, lambda: text or _text_of(task, values)),
-    )
-    if task.advisory and keys.lock is not None and _shortened(task, keys.lock) != keys.lock:
+    group, lock, unique = render(task.group.key) if task.group else None, render(task.lock), None
+    if lock is None and group is not None:
+        lock = f"{GROUPED}{task.module_path} {group}"
+    elif lock is None and task.rate is not None:
+        lock = f"{RATED}{render(task.rate.key) or task.module_path}"
+    if task.unique is not None:
+        own = render(task.unique.key) or _of_arguments(task, text or _text_of(task, values))
+        unique = f"{task.module_path} {own}"
+    if task.advisory and lock is not None and _shortened(task, lock) != lock:
         raise TaskArgumentsError(
-            f"The lock key of {task.module_path} has {len(keys.lock)} characters. With advisory=True it may have "
+            f"The lock key of {task.module_path} has {len(lock)} characters. With advisory=True it may have "
             f"{LONGEST_KEY - 100} at most."
         )
-    return CallKeys(*(_shortened(task, key) for key in keys))
-
-
-def _lock_key(task: TaskFields, render: Callable[[str | None], str | None], group: str | None) -> str | None:
-    if task.lock is not None:
-        return render(task.lock)
-    if group is not None:
-        return f"{GROUPED}{task.module_path} {group}"
-    if task.rate is None:
-        return None
-    return f"{RATED}{render(task.rate.key) if task.rate.key is not None else task.module_path}"
-
-
-def _unique_key(task: TaskFields, render: Callable[[str | None], str | None], text_of: Callable[[], str]) -> str | None:
-    if task.unique is None:
-        return None
-    if task.unique.key is not None:
-        return f"{task.module_path} {render(task.unique.key)}"
-    return _of_arguments(task, text_of())
+    return CallKeys(*(_shortened(task, key) for key in (lock, group, render(task.fair), unique)))
 
 
 def _of_arguments(task: TaskFields, text: str) -> str:
     """Return the unique key of all arguments, for ``unique=True``. A task with ``redact`` has only digests."""
-    if len(text) > LONGEST_ARGUMENTS or task.redact:
-        text = _digest(task, text)
-    return f"{task.module_path} {text}"
+    return _digest(task, text) if len(text) > LONGEST_ARGUMENTS or task.redact else text
 
 
 def _digest(task: TaskFields, text: str) -> str:
@@ -135,12 +116,6 @@ def _digest(task: TaskFields, text: str) -> str:
         return hashlib.sha256(text.encode()).hexdigest()
     secret = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS][-1]
     return salted_hmac(__name__, text, secret=secret, algorithm="sha256").hexdigest()
-
-
-def _has_one_key(task: TaskFields) -> bool:
-    """Return whether ``unique=True`` is the only key. Then the arguments need no names."""
-    is_alone = task.lock is None and task.group is None and task.fair is None and task.rate is None
-    return is_alone and task.unique is not None and task.unique.key is None
 
 
 def _text_of(task: TaskFields, values: Mapping[str, Any]) -> str:
@@ -258,13 +233,10 @@ def misfit(function: Callable[..., Any], takes_context: bool, count: int, *names
     try:
         signature.bind(*[None] * (takes_context + count), **dict.fromkeys(names))
     except TypeError as error:
-        return f"{_as_python_says(str(error))}. It takes {_shown(signature, takes_context)}."
+        # The end of a sentence that begins with the function.
+        got = "got " if str(error).startswith(("too many", "multiple")) else ""
+        return f"{got}{error}. It takes {_shown(signature, takes_context)}."
     return None
-
-
-def _as_python_says(text: str) -> str:
-    """Return the words of ``Signature.bind()`` as the end of a sentence that begins with the function."""
-    return f"got {text}" if text.startswith(("too many", "multiple")) else text
 
 
 def _shown(signature: inspect.Signature, takes_context: bool) -> str:

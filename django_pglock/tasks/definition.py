@@ -44,7 +44,11 @@ class PostgresTask(TaskFields):
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        self._check_function()
+        if isgeneratorfunction(self.func) or isasyncgenfunction(self.func):
+            raise InvalidTask(
+                f"@task on {self.module_path}: a call of a generator function returns before its body runs. Iterate "
+                "over it in another function, and decorate that."
+            )
         self.check_values(where := f"@task on {self.module_path}")
         self._check_together(where)
         if isinstance(self.run_after, timedelta) and not issubclass(self.get_backend().task_class, PostgresTask):
@@ -63,13 +67,6 @@ class PostgresTask(TaskFields):
         # The same as in Django 6.1, for each version, and without the fields that __post_init__ fills.
         options = {each.name: getattr(self, each.name) for each in fields(self) if each.init and each.name != "func"}
         return _made_again, (self.module_path, options)
-
-    def _check_function(self) -> None:
-        if isgeneratorfunction(self.func) or isasyncgenfunction(self.func):
-            raise InvalidTask(
-                f"@task on {self.module_path}: a call of a generator function returns before its body runs. Iterate "
-                "over it in another function, and decorate that."
-            )
 
     def _check_together(self, where: str) -> None:
         """Check the options that depend on the function or on each other."""
@@ -253,13 +250,8 @@ if TYPE_CHECKING:
         @overload
         def __call__(self, function: Callable[Concatenate[TaskContext, P], R], /) -> TaskFunction[P, R]: ...
 
-    class GroupDecorator(Protocol):
-        """The type of a function that gets a list of calls. The parameters of a call have no types."""
-
-        @overload
-        def __call__(self, function: Callable[..., Coroutine[Any, Any, R]], /) -> TaskFunction[..., R]: ...
-        @overload
-        def __call__(self, function: Callable[..., R], /) -> TaskFunction[..., R]: ...
+    #: That of a function that gets a list of calls. The parameters of a call, and the result, have no types.
+    GroupDecorator = Callable[[Callable[..., Any]], TaskFunction[..., Any]]
 
 
 @overload
