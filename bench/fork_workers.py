@@ -87,7 +87,6 @@ def main() -> None:
     """Answer lines until there are no more."""
     django_project.begin()
     from bench.app import tasks  # noqa: F401 - for the workers
-    from django_pglock.store import bulk  # noqa: F401
     from django_pglock.worker.worker import Worker  # noqa: F401
 
     # The children share these objects with us as long as nobody writes to them.

@@ -18,9 +18,6 @@ from django.utils.translation import gettext as _
 from django_pglock import __version__
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.management.arguments import WrongArguments
-
-# Its task function: a busy worker searches for unknown ones only every half minute, and people wait for this one.
-from django_pglock.store import bulk  # noqa: F401
 from django_pglock.tasks import registry
 from django_pglock.tasks.schedules import timing_of
 from django_pglock.worker.child.logs import keep_off_terminal

@@ -191,13 +191,6 @@ def silent_after() -> float:
     return get_settings().HEARTBEAT_LIMIT - interval
 
 
-def beat(using: str, worker: UUID, *, parent: UUID | None = None, **values: Any) -> HeartbeatReply:
-    """Write the heartbeat of a parent with one worker; the first one registers it. ``values``: fields of ``Beat``."""
-    given = Beat(worker, parent or worker, **values)
-    rows = run(using, BEAT, *beat_values([given])) or run(using, BEAT, *beat_values([given._replace(task_paths=[])]))
-    return HeartbeatReply(*rows[0][1:])
-
-
 def beat_values(beats: Iterable[Beat]) -> tuple[str, float, float]:
     """Return the values of ``BEAT`` for one heartbeat of each of these workers, which have the same parent."""
     given = json.dumps([{**each._asdict(), "id": str(each.id), "parent": str(each.parent)} for each in beats])

@@ -55,9 +55,9 @@ from django.utils import timezone
 
 from django_pglock import Lease, lock
 from django_pglock.models import Queue, Task
-from django_pglock.store.liveness import beat
 from django_pglock.worker import Worker as RunningWorker
 from shop.tasks import fail, greet, once, ship
+from tests.db.store.workers import beat
 
 greet.enqueue("Ann")
 fail.enqueue()

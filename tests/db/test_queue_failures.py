@@ -17,9 +17,9 @@ from django_pglock import conf, task
 from django_pglock.models import Attempt, Schedule, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import wake as wakeup
-from django_pglock.store.liveness import beat
 from django_pglock.store.rescue import rescue
 from django_pglock.store.wake import write_sleep_flag
+from tests.db.store.workers import beat
 from tests.sample import keyed_tasks as keyed
 from tests.sample import running_tasks, scheduled, tasks
 from tests.sample.models import Effect

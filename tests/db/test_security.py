@@ -25,12 +25,13 @@ from django_pglock.keys.template import KeyTemplate
 from django_pglock.locks.views import lock_view
 from django_pglock.models import AdvisoryLock, Attempt, Schedule, Task
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store.liveness import beat, delete_dead
+from django_pglock.store.liveness import delete_dead
 from django_pglock.tasks.call_keys import LONGEST_KEY, keys_of
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import InvalidTask, TaskResultDoesNotExist, task_backends, task_finished
 from tests.conftest import ROOT
 from tests.db.store.schedules import register
+from tests.db.store.workers import beat
 from tests.db.test_names import KEYED
 from tests.db.worker.conftest import run_to_its_end
 from tests.sample import keyed_tasks as keyed

@@ -6,8 +6,8 @@ import os
 from uuid import UUID
 
 from django_pglock.store.claim import claim_statement, claims_of
-from django_pglock.store.liveness import beat
 from django_pglock.tasks.claim import Claim
+from tests.db.store.workers import beat
 
 #: How many examples of a single call are tried, instead of few.
 LONG = int(os.environ.get("PGLOCK_WALKS", "0"))

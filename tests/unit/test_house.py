@@ -41,7 +41,7 @@ def test_importing_the_package_touches_no_settings_no_model_and_no_database():
         "import django_pglock, sys; from django.conf import settings; assert not settings.configured;"
         "from django_pglock import lock, try_lock, lock_view;"
         "lock('a:{x}')(lambda x: x); assert not settings.configured;"
-        "import django_pglock.store.bulk; assert not settings.configured;"
+        "import django_pglock.store.operate; assert not settings.configured;"
         "assert 'django_pglock.models' not in sys.modules"
     )
     environment = {"PATH": "", "PYTHONPATH": str(PACKAGE.parent)}

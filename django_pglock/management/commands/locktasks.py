@@ -34,11 +34,10 @@ from django_pglock.management.choosing import (
 )
 from django_pglock.management.terminal import TerminalCommand, confirm, ignore_broken_pipe, printable
 from django_pglock.models import Queue, Task, Worker
-from django_pglock.store.bulk import HIGHEST_RATE, LOWEST_RATE, enqueue_redrive
 from django_pglock.store.failures import MOST_FOUND, FailureCounts, failures
 from django_pglock.store.id_range import newest
 from django_pglock.store.numbers import totals
-from django_pglock.store.operate import RETRY, VERBS, Verb
+from django_pglock.store.operate import HIGHEST_RATE, LOWEST_RATE, RETRY, VERBS, Verb, enqueue_redrive
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 from django_pglock.store.statements import MOST_COUNTED
 from django_pglock.tasks.backends import database_of_tasks

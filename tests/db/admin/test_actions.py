@@ -9,8 +9,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.admin import pages
 from django_pglock.models import Task
-from django_pglock.store.bulk import enqueue_change
-from django_pglock.store.operate import DELETE, MOVE
+from django_pglock.store.operate import DELETE, MOVE, change_tasks, enqueue_change
 from tests.db.admin.visits import LIST, act, logged, make, page_of, person, said, start_worker, url
 
 pytestmark = pytest.mark.django_db
@@ -110,7 +109,7 @@ def test_an_action_on_many_tasks_enqueues_a_task_that_changes_them(client, monke
     [text] = said(response)
     assert "for 3 tasks" in text
     assert url("task", "change", change.pk) in text
-    assert (change.task_path, change.priority) == ("django_pglock.store.bulk.change_tasks", 100)
+    assert (change.task_path, change.priority) == ("django_pglock.store.operate.change_tasks", 100)
     assert change.args == ["cancel", [row.pk for row in reversed(rows)]], "the newest first"
     assert LogEntry.objects.get().change_message == f"cancel: asked for 3 tasks, to be changed by #{change.pk}"
     assert Task.objects.filter(status="READY").count() == 4, "nothing has changed yet"
@@ -192,9 +191,7 @@ def test_enqueued_bulk_changes_move_and_delete_tasks(worker, eventually):
     enqueue_change("default", MOVE, [waiting.pk, failed.pk], "other")
     enqueue_change("default", DELETE, [waiting.pk, failed.pk])
     worker(queues=["default"])
-    eventually(
-        lambda: Task.objects.filter(task_path="django_pglock.store.bulk.change_tasks", status="SUCCESSFUL").count() == 2
-    )
+    eventually(lambda: Task.objects.filter(task_path=change_tasks.module_path, status="SUCCESSFUL").count() == 2)
     assert Task.objects.get(pk=waiting.pk).queue == "other"
     assert not Task.objects.filter(pk=failed.pk).exists()
 

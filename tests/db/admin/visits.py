@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_pglock.models import Attempt, Task
-from django_pglock.store.liveness import beat
+from tests.db.store.workers import beat
 
 
 def url(model, page="changelist", *args):

@@ -14,10 +14,10 @@ from django.utils import timezone
 
 from django_pglock import lock
 from django_pglock.models import Task
-from django_pglock.store.liveness import beat
 from example_project.shop.management.commands.demo import prepare
 from example_project.shop.models import CreditEntry, Order, Product, Receipt
 from example_project.shop.tasks import send_receipt, spend
+from tests.db.store.workers import beat
 
 pytestmark = pytest.mark.django_db(transaction=True)
 CHECKOUT = reverse("shop:checkout")

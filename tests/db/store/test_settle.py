@@ -14,7 +14,6 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.errors import ClaimLost
 from django_pglock.models import Attempt, Task
-from django_pglock.store.liveness import beat
 from django_pglock.store.outcome import (
     Abandoned,
     Failed,
@@ -27,6 +26,7 @@ from django_pglock.store.outcome import (
 )
 from django_pglock.store.settle import finish_dates, locked_by_others, settle, settle_and_commit, settle_unobserved
 from django_pglock.tasks.states import TaskStatus
+from tests.db.store.workers import beat
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db

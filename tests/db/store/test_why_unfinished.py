@@ -14,9 +14,9 @@ from django.utils.translation import override
 
 from django_pglock.models import Queue, Task
 from django_pglock.models import Worker as WorkerRow
-from django_pglock.store.liveness import beat
 from django_pglock.tasks.compat import task_backends
 from django_pglock.worker.queues import Queues
+from tests.db.store.workers import beat
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -8,12 +8,19 @@ from uuid import uuid4
 from django.db.models.functions import Now
 
 from django_pglock.models import Worker
-from django_pglock.store.liveness import BEAT, Beat, HeartbeatReply, beat, beat_values
+from django_pglock.store.liveness import BEAT, Beat, HeartbeatReply, beat_values
 from django_pglock.store.statements import run
 
 #: The number that a parent of these tests has drawn.
 NUMBER = 4711
 VALUES = {"name": "w", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
+
+
+def beat(using, worker, *, parent=None, **values):
+    """Write the heartbeat of a parent with one worker; the first one registers it. Return the answer."""
+    given = Beat(worker, parent or worker, **values)
+    rows = run(using, BEAT, *beat_values([given])) or run(using, BEAT, *beat_values([given._replace(task_paths=[])]))
+    return HeartbeatReply(*rows[0][1:])
 
 
 def register(worker, *, silent_for=0.0, lock_key=NUMBER, **values):

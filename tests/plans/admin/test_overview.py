@@ -10,8 +10,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_pglock.admin import overview
-from django_pglock.store.liveness import beat
 from django_pglock.store.numbers import count_depths
+from tests.db.store.workers import beat
 from tests.plans.reading import analyze, executed, insert, nodes, pages_read, reads, rows_read
 
 pytestmark = pytest.mark.django_db

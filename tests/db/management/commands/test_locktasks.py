@@ -14,9 +14,9 @@ from django.db.models.functions import Now
 from django_pglock.conf import MOST_DAYS
 from django_pglock.management.commands import locktasks as command
 from django_pglock.models import Queue, Task
-from django_pglock.store.liveness import beat
 from django_pglock.store.operate import VERBS
 from tests.db.store.test_prune import left, make
+from tests.db.store.workers import beat
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

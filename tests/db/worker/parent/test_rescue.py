@@ -9,8 +9,8 @@ import pytest
 
 from django_pglock import conf
 from django_pglock.models import Attempt, Task, Worker
-from django_pglock.store.liveness import beat
 from django_pglock.worker.parent import upkeep as module
+from tests.db.store.workers import beat
 from tests.db.worker.conftest import make_upkeep, statuses
 from tests.sample import running_tasks, tasks
 

@@ -9,9 +9,9 @@ import pytest
 from django_pglock import task
 from django_pglock.models import Queue, Task
 from django_pglock.store.claim import claim_statement
-from django_pglock.store.liveness import beat
 from django_pglock.tasks import registry
 from django_pglock.worker.parent import upkeep as unknown
+from tests.db.store.workers import beat
 from tests.db.worker.conftest import make_upkeep, run_to_its_end
 from tests.sample import tasks
 from tests.sample.models import Effect
