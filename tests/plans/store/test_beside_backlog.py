@@ -52,6 +52,7 @@ from django_pglock.store.settle import (
     LOCKED_BY_OTHERS,
     SETTLE_OTHERS,
     SETTLE_OWN_SUCCESS,
+    SETTLE_OWN_SUCCESSES,
     SETTLE_SUCCESSES,
     SETTLE_UNOBSERVED,
 )
@@ -112,6 +113,7 @@ def outcomes(backlog):
         "SETTLE_UNOBSERVED": Call(filled(SETTLE_UNOBSERVED), (ids, ones, "[]", len(ids))),
         "SETTLE_UNOBSERVED, many": Call(filled(SETTLE_UNOBSERVED), (many, [1] * len(many), "[]", len(many))),
         "SETTLE_OWN_SUCCESS": Call(filled(SETTLE_OWN_SUCCESS), ("null", ids[0], 1)),
+        "SETTLE_OWN_SUCCESSES": Call(filled(SETTLE_OWN_SUCCESSES), (ids, ones, "[]", len(ids))),
         "SETTLE_OTHERS": Call(filled(SETTLE_OTHERS), (*others, backlog.worker)),
         "LOCKED_BY_OTHERS": Call(filled(LOCKED_BY_OTHERS), (ids, ones)),
         "FINISH_DATES": Call(filled(FINISH_DATES), [backlog.array]),
