@@ -202,8 +202,11 @@ def finish_dates(using: str, ids: Sequence[int]) -> dict[int, float]:
     return {id_: date for id_, date in rows if date is not None}
 
 
-def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]]) -> None:
+def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]], *, wait_for_disk: bool = True) -> None:
     """Write successes as the last statement of the current transaction, and commit it, in one message.
+
+    ``wait_for_disk=False``: the COMMIT returns before the disk has it. A crash of the server may lose it, as a whole:
+    https://www.postgresql.org/docs/current/wal-async-commit.html.
 
     Then ``atomic()`` has nothing to commit, and it calls the functions of ``on_commit``. Raises ``ClaimLost`` if one
     claim is lost, and ``SettleRefused`` if a statement of ours is refused. Then nothing is committed. In a ``TestCase``
@@ -223,6 +226,8 @@ def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]]) 
         bound = filled(statement) % literals(connection, values)
     is_own_transaction = len(connection.atomic_blocks) == 1
     limits = OWN_LIMITS if connection.pg_version < 170000 else OWN_LIMITS_FROM_17
+    if not wait_for_disk:
+        limits = (*limits, "SET LOCAL synchronous_commit = off")
     # A cursor does not tell which statement of a message was refused. So the COMMIT is a message of its own.
     is_direct = is_plain_django(connection)
     with _refusals_of(len(limits) + 1):

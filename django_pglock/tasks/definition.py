@@ -73,6 +73,8 @@ class PostgresTask(TaskFields):
         problems = {
             "atomic=True needs a sync function; Django's transactions are not async.": self.atomic
             and iscoroutinefunction(self.func),
+            "wait_for_disk=False needs atomic=True: only then the effects and the completion of a task are lost "
+            "together, and never one without the other.": not (self.wait_for_disk or self.atomic),
             "group cannot be combined with concurrency or rate.": self.group and (self.rate or self.concurrency),
             "with lock, rate cannot have its own key, because a task waits for one key only.": self.lock is not None
             and self.rate is not None
@@ -229,6 +231,7 @@ if TYPE_CHECKING:
         backoff: BackoffOption
         retry_on: type[BaseException] | tuple[type[BaseException], ...]
         no_retry_on: type[BaseException] | tuple[type[BaseException], ...]
+        wait_for_disk: bool
         advisory: bool
         cron: str | None
         every: float | timedelta | None

@@ -70,7 +70,9 @@ class TaskFields(Task):  # type: ignore[type-arg]
     - ``retry_on``, ``no_retry_on``: exception types that are retried (default: each ``Exception``), and that are not.
       With ``BaseException`` a task whose function calls ``sys.exit()`` is retried, too.
     - ``atomic``: run the function in a transaction that also settles the task, so that its database changes are
-      committed exactly once even if the worker is killed.
+      committed exactly once even if the worker is killed. ``wait_for_disk``: False means that its COMMIT does not wait
+      until the disk has it. If the server crashes, the changes and the completion of the last moments are lost
+      together, and the task runs again.
     - ``timeout``: seconds or a timedelta that one attempt may take.
     - ``lock``: a template such as ``"order:{order_id}"``. Tasks of one key, whatever their functions, do not run at the
       same time, and begin in the order in which they were enqueued. ``concurrency``: how many of them may run at once.
@@ -107,6 +109,7 @@ class TaskFields(Task):  # type: ignore[type-arg]
     retry_on: tuple[type[BaseException], ...] = option((Exception,), check.exception_types, By.FUNCTION)
     no_retry_on: tuple[type[BaseException], ...] = option((), check.exception_types, By.FUNCTION)
     atomic: bool = option(False, check.flag, is_carried=True)
+    wait_for_disk: bool = option(True, check.flag, By.FUNCTION)
     timeout: float | timedelta | None = option(None, check.timeout, is_carried=True)
     lock: str | None = option(None, check.template)
     concurrency: int | None = option(None, check.number(1, MOST_CONCURRENT))

@@ -19,6 +19,29 @@ def server():
         yield server
 
 
+ENQUEUE = """
+INSERT INTO django_pglock_task (queue, backend, task_path, args)
+SELECT 'default', 'default', 'tests.sample.tasks.record_soon', jsonb_build_array('outage', n)
+FROM generate_series(1, 250) AS n
+"""
+
+
+def test_effects_whose_commit_did_not_wait_for_the_disk_exist_once_after_a_crash(server, eventually):
+    """An immediate shutdown, as a power cut looks like: the tasks of the last moment run again."""
+    process = WorkerProcess("--threads", "2", url=server.url)
+    try:
+        process.wait_for("is ready")
+        ask(server, ENQUEUE)
+        eventually(lambda: ask(server, "SELECT count(*) FROM sample_effect")[0][0] > 100)
+        server.halt("immediate")
+        server.launch()
+        succeeded = "SELECT count(*) FROM django_pglock_task WHERE status = 'SUCCESSFUL'"
+        eventually(lambda: ask(server, succeeded) == [(250,)], why="some task has no success")
+        assert ask(server, "SELECT count(DISTINCT number), count(*) FROM sample_effect") == [(250, 250)]
+    finally:
+        process.end()
+
+
 INSERT = """
 INSERT INTO django_pglock_task (queue, backend, task_path)
 SELECT 'default', 'default', 'tests.sample.session_tasks.' || name FROM unnest(%s::text[]) AS name

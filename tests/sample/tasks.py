@@ -66,6 +66,11 @@ def record_atomically(name, number=0):
     Effect.objects.create(name=name, number=number, pid=os.getpid())
 
 
+@task(atomic=True, wait_for_disk=False)
+def record_soon(name, number=0):
+    Effect.objects.create(name=name, number=number, pid=os.getpid())
+
+
 @task(atomic=True)
 def record_slowly(name, seconds):
     Effect.objects.create(name=name, pid=os.getpid())

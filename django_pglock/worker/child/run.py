@@ -141,7 +141,8 @@ def _run_atomic(attempt: Attempt) -> EndedClaim:
                 # A session that the server has ended, or this package, is broken.
                 has_closed = not session.broken and bool(connection.closed_in_transaction or session.closed)
             has_returned = True
-            settle_and_commit(attempt.using, [(each, outcome) for each in attempt.claims])
+            successes = [(each, outcome) for each in attempt.claims]
+            settle_and_commit(attempt.using, successes, wait_for_disk=attempt.definition.wait_for_disk)
     except ClaimLost:
         return attempt.ended(None)
     except BaseException as error:

@@ -37,6 +37,7 @@ DUMMY = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
         ({"lock": "a", "rate": Rate(1, key="b")}, "never: with lock, rate cannot have its own key"),
         ({"concurrency": 2}, "needs a key"),
         ({"advisory": True}, "advisory=True needs the name of a lock"),
+        ({"wait_for_disk": False}, "never: wait_for_disk=False needs atomic=True"),
         ({"advisory": True, "lock": "a", "concurrency": 2}, "an advisory lock has one holder"),
         ({"advisory": True, "lock": "a", "redact": True}, "users who may view locks see the name"),
         ({"lock": "a", "concurrency": 0}, "concurrency is 0"),
