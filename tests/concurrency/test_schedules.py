@@ -7,7 +7,7 @@ import time
 import pytest
 
 from django_pglock import task
-from django_pglock.models import Schedule, Task
+from django_pglock.models import Task
 from tests.db.store.schedules import enqueue_due, register
 from tests.sample import scheduled
 
@@ -33,10 +33,3 @@ def test_five_workers_enqueue_each_of_many_ticks_once(in_threads):
     ticks = list(Task.objects.values_list("task_path", "meta__schedule"))
     assert len(set(ticks)) == len(ticks)
     assert sorted({path for path, _ in ticks}) == PATHS
-
-
-def test_five_workers_register_at_once(in_threads):
-    for function in (scheduled.nightly, scheduled.hourly):
-        task(every=3600)(function)
-    in_threads(lambda number: [register() for _ in range(5)], 5)
-    assert sorted(Schedule.objects.values_list("pk", flat=True)) == PATHS

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from django_pglock.store.outcome import SUCCEEDED, GivenBack
 from django_pglock.store.wake import NEGATIVE_TTL
-from django_pglock.worker.child import claimer, exclusive_run, executor, feeder, in_flight, settler
+from django_pglock.worker.child import claimer, executor, feeder, in_flight, settler
 from django_pglock.worker.child.claimer import ASYNC, SYNC
 from django_pglock.worker.child.executor import Executor
 from django_pglock.worker.child.feeder import EMPTY_PAUSE, Feeder
@@ -25,8 +25,7 @@ from tests.property.interleaving import Event, Lock, Queue, Schedule
 from tests.property.table import Call, Shape, Table
 
 #: The modules whose lines are interleaved.
-MODULES = (claimer, exclusive_run, executor, feeder, in_flight, settler)
-MAX_RESCUES = 3
+MODULES = (claimer, executor, feeder, in_flight, settler)
 #: The largest number of seconds for which a claim may wait in the process. The feeder checks it after 0.2 s.
 LONGEST_WAIT_HERE = 1.0
 
@@ -40,7 +39,6 @@ class SimulatedProcess:
         self.table = Table(self.schedule, random, shape)
         self.in_flight = self.make_in_flight(shape.threads)
         self.queues = Queues(shape.queues)
-        self.was_stale = False
         self.coroutines: list[tuple[float, Call]] = []
         self.feeder = FeederHere(self)
         self.settler, self.executor = SettlerHere(self), ExecutorHere(self)
@@ -54,8 +52,6 @@ class SimulatedProcess:
         self.schedule.add("upkeep", self.promote)
         if shape.late:
             self.schedule.add("producer", self.produce)
-        if shape.paused:
-            self.schedule.add("operator", self.resume)
 
     def make_in_flight(self, threads: int) -> InFlight:
         made = InFlight(threads)
@@ -65,11 +61,6 @@ class SimulatedProcess:
         made.coroutines.inbox = Queue(self.schedule, "coroutines")
         made._counting, made.coroutines._counting = Lock(self.schedule), Lock(self.schedule)
         return made
-
-    def check_heartbeat(self) -> bool:
-        begins, seconds = self.shape.silence
-        self.was_stale = begins <= self.schedule.now - self.schedule.began_at < begins + seconds
-        return not self.was_stale
 
     # The threads
 
@@ -108,17 +99,12 @@ class SimulatedProcess:
             self.schedule.block("upkeep", lambda count=count: len(self.table.scheduled) > count, seconds)
             self.table.promote()
 
-    def resume(self) -> None:
-        self.schedule.sleep(self.shape.paused[1])
-        self.table.resume()
-        self.schedule.sleep(math.inf)
-
     # What has to hold
 
     def check(self) -> None:
         """Called whenever nobody can run: then no free thread or slot may wait beside a task that nobody looks for."""
         places = self.schedule.places()
-        if places["feeder"] != "feeder_wakeup" or self.was_stale or self.feeder._exclusive_run._suspect is not None:
+        if places["feeder"] != "feeder_wakeup":
             return
         if self.in_flight._is_held_back and places["settler"] != "outbox":
             # Too many outcomes wait for the database. When it has written the next ones, the settler wakes the feeder.
@@ -126,7 +112,7 @@ class SimulatedProcess:
         slots_in_use = len(self.coroutines) + self.in_flight.coroutines.inbox.qsize()
         assert self.in_flight.coroutines.running == slots_in_use + (places["async starter"] != "coroutines")
         has_free_slot = self.in_flight.coroutines.free_capacity() > 0
-        claimable = [call for call in self.table.claimable() if call.id not in self.table.unanswered]
+        claimable = [call for call in self.table.ready if call.id not in self.table.unanswered]
         beside = [call for call in claimable if not self.is_looked_for_soon(call)]
         for kind, is_free in ((SYNC, "inbox" in places.values()), (ASYNC, has_free_slot)):
             # A claim for one kind alone is postponed for a while after the one before it, but no longer.
@@ -152,7 +138,7 @@ class SimulatedProcess:
 
 class FeederHere(Feeder):
     def __init__(self, process: SimulatedProcess) -> None:
-        awake: Any = SimpleNamespace(is_alive=process.check_heartbeat, is_notified=lambda: process.shape.is_listening)
+        awake: Any = SimpleNamespace(is_alive=lambda: True, is_notified=lambda: process.shape.is_listening)
         rows: Any = process.table
         super().__init__(process.in_flight, rows, uuid4(), process.queues, heartbeat=awake)
         self._discovery = SimpleNamespace(is_due=lambda after: False, has_unknown=False)
@@ -192,9 +178,8 @@ class ExecutorHere(Executor):
 
     def execute(self, claim: Any, *_others: Any) -> EndedClaim | None:
         waited = self.process.schedule.now - claim.received_at
-        # A coroutine begins when the thread that starts coroutines has a connection, a suspect when it can run alone.
-        may_wait = claim.is_async or claim.rescues == MAX_RESCUES
-        assert may_wait or waited <= LONGEST_WAIT_HERE, f"{claim} has waited for {waited:.1f} s"
+        # A coroutine begins when the thread that starts coroutines has a connection.
+        assert claim.is_async or waited <= LONGEST_WAIT_HERE, f"{claim} has waited for {waited:.1f} s"
         if claim.attempt <= claim.refusals:
             return EndedClaim(claim, GivenBack())
         if claim.is_async:
@@ -222,7 +207,6 @@ def replacements(process: SimulatedProcess) -> list[tuple[Any, str, Any]]:
         (claimer, "registry", known),
         (feeder, "random", process.table.random),
         (feeder, "keeps_plans", lambda table: True),
-        (exclusive_run, "get_settings", lambda: SimpleNamespace(MAX_RESCUES=MAX_RESCUES)),
         (claimer, "claim_statement", lambda table, **options: table.claim_statement(**options)),
         (claimer, "claims_of", lambda rows, worker: rows),
         (claimer, "claim_fair", lambda table, **options: ([], "")),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -59,10 +58,6 @@ class Shape:
     queues: Sequence[str] = ("default",)
     #: Whether notifications are certain to arrive.
     is_listening: bool = True
-    #: A queue that is paused, and the seconds after which it is resumed.
-    paused: tuple[str, float] | None = None
-    #: When the heartbeats of the worker get lost, and for how many seconds.
-    silence: tuple[float, float] = (math.inf, 0.0)
     #: Seconds that the database takes for half of a statement: mostly little, and much while others keep it busy.
     answers: Sequence[float] = (0.0005, 0.002, 0.002, 0.01, 0.08)
 
@@ -76,7 +71,6 @@ class Table:
         self.blocked: list[Call] = []
         self.running: dict[int, Call] = {}
         self.scheduled: list[tuple[float, Call]] = []
-        self.paused = set() if shape.paused is None else {shape.paused[0]}
         #: Whether the worker has asked for notifications, and what notifies it.
         self.is_told = False
         self.notify: Callable[[str], None] = lambda queue: None
@@ -109,15 +103,12 @@ class Table:
         if not self.is_told:
             self._no_worker_sleeps_until = self.schedule.now + NEGATIVE_TTL
 
-    def claimable(self) -> list[Call]:
-        return [call for call in self.ready if call.queue not in self.paused]
-
     # The statements
 
     def claim_statement(self, *, paths: Collection[str], behind: bool = False, **_options: Any) -> Any:
         def execute(limit: int, queue: str, *position: int) -> list[Call]:
             self.wait()
-            rows = [call for call in self.claimable() if call.queue == queue and call.task_path in paths]
+            rows = [call for call in self.ready if call.queue == queue and call.task_path in paths]
             if behind:
                 rows = [call for call in rows if call.id > position[1]]
             rows = sorted(rows, key=lambda call: call.id)[:limit]
@@ -195,8 +186,3 @@ class Table:
         for due in [due for due in self.scheduled if due[0] <= self.schedule.now]:
             self.scheduled.remove(due)
             self.enqueue(due[1])
-
-    def resume(self) -> None:
-        resumed, self.paused = self.paused, set()
-        self.silent.update(call.id for call in self.ready if call.queue in resumed)
-        self.wake(resumed)

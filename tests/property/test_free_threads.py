@@ -6,7 +6,6 @@ and between any two lines anything may happen that the other threads can do.
 
 from __future__ import annotations
 
-import math
 from contextlib import ExitStack
 from random import Random
 from unittest import mock
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.property.interleaving import by_clock_of
-from tests.property.simulated_process import MAX_RESCUES, MODULES, SimulatedProcess, replacements
+from tests.property.simulated_process import MODULES, SimulatedProcess, replacements
 from tests.property.simulation import LONG
 from tests.property.table import Call, Shape
 
@@ -40,7 +39,6 @@ def shapes(draw: st.DrawFn) -> Shape:
     keys = draw(st.sampled_from([0, 0, 1, 3]))
     share_async = draw(st.sampled_from([0.0, 0.0, 0.3, 1.0]))
     share_refused = draw(st.sampled_from([0.0, 0.0, 0.2]))
-    suspects = draw(st.sampled_from([0, 0, 0, 1]))
     queues = draw(st.sampled_from([["default"], ["a", "b"], ["a=3", "b"], ["a", "b", "empty"]]))
     names = [queue.partition("=")[0] for queue in queues if queue != "empty"]
     count, late = draw(st.integers(1, 25)), draw(st.integers(0, 6))
@@ -52,7 +50,6 @@ def shapes(draw: st.DrawFn) -> Shape:
             lock_key=f"key {random.randrange(keys)}" if keys and number < count else None,
             queue=random.choice(names),
             refusals=random.randint(1, 2) if random.random() < share_refused else 0,
-            rescues=MAX_RESCUES if number < suspects else 0,
         )
         for number in range(count + late)
     ]
@@ -65,8 +62,6 @@ def shapes(draw: st.DrawFn) -> Shape:
         slowness=draw(st.sampled_from([1, 1, 10])),
         queues=queues,
         is_listening=draw(st.booleans()),
-        paused=draw(st.sampled_from([None, None, (names[0], 0.3), (names[-1], 2.0)])),
-        silence=draw(st.sampled_from([(math.inf, 0.0), (math.inf, 0.0), (0.02, 0.5)])),
     )
 
 

@@ -130,17 +130,3 @@ def test_a_worker_runs_all_tasks_with_fair_keys(worker, eventually):
     for tenant in "abcdefg":
         enqueue_many(keyed.serve, [{"tenant": tenant}] * 30)
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 210)
-
-
-def test_two_workers_share_the_turns_without_claiming_twice(in_threads):
-    for tenant in "abcde":
-        enqueue_many(keyed.serve, [{"tenant": tenant}] * 100)
-
-    def drain(number):
-        claims, got = claims_of(), []
-        while more := claims.claim(7):
-            got += [claim.id for claim in more]
-        return got
-
-    got = [id_ for some in in_threads(drain, 4) for id_ in some]
-    assert len(got) == len(set(got)) == 500

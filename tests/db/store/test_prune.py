@@ -328,21 +328,6 @@ def test_prune_takes_filter_values_with_braces_and_percent_signs(claim):
     assert Task.objects.get().kwargs == {"shop": 2}
 
 
-def test_a_task_that_is_started_again_meanwhile_is_not_pruned(in_threads):
-    """The snapshot of the statement shows the task as FAILED. The statement skips rows that it cannot lock."""
-    rows = [make("FAILED") for _ in range(50)]
-
-    def work(number):
-        if number:
-            return Task.objects.prune(older_than=1, statuses=["FAILED"], batch=5)
-        return sum(Task.objects.filter(pk=row.pk).retry() for row in reversed(rows))
-
-    retried, pruned = in_threads(work, 2)
-    assert retried + pruned == 50
-    assert set(Task.objects.values_list("status", flat=True)) <= {"READY"}
-    assert Task.objects.count() == retried
-
-
 # Upkeep
 
 

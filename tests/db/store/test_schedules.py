@@ -19,7 +19,7 @@ from django_pglock.models import Schedule, Task
 from django_pglock.store import schedules
 from django_pglock.store.outcome import Failed, Succeeded
 from django_pglock.store.rescue import rescue
-from django_pglock.store.schedules import ScheduleKeeper, known, last_runs, set_last_status
+from django_pglock.store.schedules import ScheduleKeeper, known, last_runs
 from django_pglock.store.settle import settle
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import BaseTaskBackend, task_enqueued
@@ -27,7 +27,6 @@ from django_pglock.tasks.options import Unique
 from tests.conftest import NEVER
 from tests.db.store.endings import FAILURE
 from tests.db.store.schedules import HOUR, HOURLY, NIGHTLY, decorate, enqueue_due, register, schedule, ticks
-from tests.db.store.test_prune import make
 from tests.sample import scheduled
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
@@ -153,22 +152,6 @@ def test_a_tick_is_enqueued_and_the_next_one_counts_from_it(monkeypatch):
     after = Schedule.objects.get()
     assert (after.next_at, after.last_at, after.last_task) == (row.next_at + HOUR, row.next_at, made.pk)
     assert enqueue_due().tasks == []
-
-
-@pytest.mark.parametrize("change", [{"next_at": F("next_at") + 9 * HOUR}, {"is_enabled": False}], ids=str)
-def test_a_schedule_that_has_changed_since_it_was_read_is_left_out(monkeypatch, change):
-    """As when another worker takes the tick at this moment, or a person disables the schedule."""
-    schedule(due=HOUR)
-    read = schedules._read_rows
-
-    def read_and_change(*values):
-        found = read(*values)
-        Schedule.objects.update(**change)
-        return found
-
-    monkeypatch.setattr(schedules, "_read_rows", read_and_change)
-    assert enqueue_due().tasks == []
-    assert not Task.objects.exists()
 
 
 def test_ticks_are_refused_within_a_transaction():
@@ -465,27 +448,6 @@ def test_an_invalid_previous_run_ends_the_list_of_runs(nightly, text):
 
 
 # The status of the last task
-
-
-DATES = {"expression": "every 60 s", "timezone": "", "next_at": "2030-01-01T00:00:00Z"}
-
-
-def rows_with(*last_tasks):
-    return [
-        Schedule.objects.create(name=f"a.{place}", task_path=f"a.{place}", last_task=each, **DATES)
-        for place, each in enumerate(last_tasks)
-    ]
-
-
-def test_the_last_status_of_a_schedule_is_that_of_its_task_or_none(django_assert_num_queries):
-    failed, ready = make("FAILED", days=0), Task.objects.create(queue="a", backend="default", task_path="a.b")
-    rows = rows_with(failed.pk, ready.pk, ready.pk + 1, None)
-    with django_assert_num_queries(1):
-        set_last_status("default", rows[:2])
-    set_last_status("default", rows)
-    assert [each.last_status for each in rows] == ["FAILED", "READY", None, None]
-    with django_assert_num_queries(0):
-        set_last_status("default", rows[3:])
 
 
 # Keeping

@@ -294,15 +294,6 @@ def cancelled(task, count):
     return [first.pk, *(each.pk for each in Task.objects.bulk_create(others))]
 
 
-@pytest.mark.parametrize("task", [keyed.refresh, keyed.rebuild], ids=["waiting", "unfinished"])
-def test_of_eight_concurrent_retries_of_equal_unique_tasks_one_succeeds(in_kept_threads, task):
-    for _ in range(3):
-        ids = cancelled(task, 8)
-        retried = in_kept_threads(lambda number, ids=ids: Task.objects.filter(pk=ids[number]).retry(), 8)
-        assert sum(retried) == 1 == Task.objects.filter(status="READY").count()
-        Task.objects.cancel()
-
-
 def test_unique_calls_run_in_the_order_in_which_they_were_given(claim):
     """The rows are written in the order of their keys, and their ids are drawn before that."""
     numbers = [5, 3, 9, 1, 7, 3]

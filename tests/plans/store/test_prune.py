@@ -12,7 +12,6 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
-from django_pglock.store import prune
 from tests.plans.reading import analyze, executed, rows_read
 
 pytestmark = pytest.mark.django_db
@@ -42,12 +41,3 @@ def test_old_tasks_are_found_without_reading_all_that_are_newer(few_old_ones, ar
         call_command("locktasks", *arguments, stdout=(out := StringIO()))
     assert answer in out.getvalue()
     assert sum(rows_read(executed(each["sql"])) for each in queries if '"django_pglock_task"' in each["sql"]) <= 400
-
-
-def test_a_dry_run_stops_counting(few_old_ones, monkeypatch):
-    monkeypatch.setattr(prune, "MOST_COUNTED", 10)
-    with CaptureQueriesContext(connection) as queries:
-        assert Task.objects.prune(dry_run=True, older_than=30) == 11
-    counts = [each["sql"] for each in queries if each["sql"].startswith("SELECT COUNT(*)")]
-    assert counts
-    assert all("LIMIT 11)" in sql for sql in counts)

@@ -51,20 +51,6 @@ def test_the_settler_has_a_session_only_while_there_is_something_to_write(worker
     assert running.settler.reconnects == 0, "no session was lost"
 
 
-def test_tasks_that_come_while_the_session_that_listens_is_ended_are_found(worker, eventually, settings):
-    """No notification comes for these tasks. Without a poll, the worker would sleep for ten minutes."""
-    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
-    running = worker()
-    for number in range(1, 4):
-        eventually(lambda: running.feeder._is_rest_empty)
-        # The session before may not have been replaced yet.
-        eventually(lambda: terminate("lockworker heartbeat") == 1)
-        for _ in range(3):
-            tasks.nothing.enqueue()
-        eventually(lambda n=number: Task.objects.filter(status="SUCCESSFUL").count() == 3 * n, why="it sleeps")
-    assert running.feeder.reconnects == 0, "the feeder has kept its session"
-
-
 def test_an_outcome_is_kept_while_the_settler_gets_no_session(worker, eventually, monkeypatch):
     """The settler has taken the outcome, and then all connections of the server are in use."""
     running = worker(threads=1)
