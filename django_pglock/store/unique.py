@@ -166,7 +166,8 @@ def _allocated_ids(using: str, keys: Collection[str]) -> dict[str, int]:
 
 def _replace(using: str, task: TaskFields, call: Call, meta: str) -> list[Enqueued]:
     with connections[using].cursor() as cursor:
-        cursor.execute(replace_statement(using, task, call, meta))
+        # An execute wrapper may add parameters. Then a percent sign in a text would count as a placeholder.
+        cursor.execute(replace_statement(using, task, call, meta).replace("%", "%%"), ())
         rows = cursor.fetchall()
     admit_on_commit(using, {key_before for *_, key_before in rows} - {call.lock})
     return [Enqueued(*row)._replace(is_new=False) for *row, _key_before in rows]
