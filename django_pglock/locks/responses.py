@@ -9,6 +9,7 @@ response that is never closed does not keep its lock.
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import suppress
 from contextvars import ContextVar
 from http import HTTPStatus
@@ -27,7 +28,7 @@ from django.utils.translation import gettext as _
 from django_pglock.errors import LockError, LockNotAvailable
 from django_pglock.locks.coroutines import AsyncHandle
 from django_pglock.locks.handle import Handle
-from django_pglock.locks.timer import call_later
+from django_pglock.locks.retries import retry
 from django_pglock.loggers import get_logger
 
 logger = get_logger("django_pglock.locks")
@@ -98,7 +99,8 @@ class ResponseLock:
         response._resource_closers.append(self.close)
         self._finalizer = finalize(response, self.drop)
         self._finalizer.atexit = False
-        self._timer = call_later(LONGEST_HOLD, _end_late, self, LONGEST_HOLD)
+        _begun[self] = time.monotonic()
+        retry(_end_late)
         self._of_request = _of_request()
         self._of_request.append(self)
 
@@ -116,11 +118,12 @@ class ResponseLock:
             # Django ignores exceptions of closers, so the error is logged here.
             logger.error("%s", error)  # noqa: TRY400 - the message says it all
 
-    def drop(self) -> None:
-        """Free the lock of a response that is not sent. Thread-safe."""
+    def drop(self) -> Handle | AsyncHandle | None:
+        """Free the lock of a response that is not sent, and return its handle. Thread-safe."""
         handle = self._pop_handle()
         if handle is not None:
             handle.free_from_any_thread()
+        return handle
 
     def _pop_handle(self) -> Handle | AsyncHandle | None:
         with self._guard:
@@ -128,16 +131,10 @@ class ResponseLock:
         if handle is not None:
             # Otherwise it would run when the response is deleted, and an exception of a signal handler would vanish.
             self._finalizer.detach()
-            self._timer.cancel()
+            _begun.pop(self, None)
             with suppress(ValueError):
                 self._of_request.remove(self)
         return handle
-
-    @property
-    def name(self) -> str:
-        """The lock's name; an empty string once the lock is released."""
-        handle = self._handle
-        return handle.name if handle is not None else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A cache pickles rendered responses with their closers, one of which is our method. The copy has no lock.
@@ -151,12 +148,20 @@ class _Ended:
         """Do nothing."""
 
 
-def _end_late(lock: ResponseLock, limit: float) -> None:
-    # The lock is freed first: the log may be slow, and others wait for the lock.
-    name = lock.name
-    lock.drop()
-    if name:
-        logger.error("Lock %r was released, because its response was not closed within %g s.", name, limit)
+#: The locks that are held, the oldest first, and since when.
+_begun: dict[ResponseLock, float] = {}
+
+
+def _end_late() -> bool:
+    """End the locks of responses that were not closed for too long. Return whether no lock is left."""
+    for lock, begun in list(_begun.items()):
+        if time.monotonic() - begun < LONGEST_HOLD:
+            return False
+        # The lock is freed first: the log may be slow, and others wait for the lock.
+        if (handle := lock.drop()) is not None:
+            text = "Lock %r was released, because its response was not closed within %g s."
+            logger.error(text, handle.name, LONGEST_HOLD)
+    return not _begun
 
 
 # The locks of the current request. Under ASGI, the context that Django's handler opens identifies the request. Under

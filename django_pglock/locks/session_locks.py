@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from psycopg import Error as PsycopgError
 
 from django_pglock.locks.request import Request
+from django_pglock.locks.retries import retry
 from django_pglock.locks.statements import free_if_held_statement, free_statement
-from django_pglock.locks.timer import call_later
 from django_pglock.postgres.connections import has_ended, shut
 from django_pglock.postgres.exchange import exchange_locked, if_unused
 from django_pglock.postgres.message import is_djangos_function
@@ -27,8 +27,6 @@ from django_pglock.postgres.message import is_djangos_function
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
-#: Seconds until a lock that could not be freed is tried again. Doubled each time, up to the second number.
-RETRY, LONGEST_RETRY = 0.02, 1.0
 _ATTRIBUTE = "_django_pglock_locks"
 # Each lock asks for the same function, that of its backend.
 _is_djangos = lru_cache(maxsize=64)(is_djangos_function)
@@ -118,19 +116,17 @@ class SessionLocks:
     def free_from_any_thread(self, record: LockRecord) -> None:
         """Free the locks of a handle that no longer exists, without a wait. In any thread, also in a destructor.
 
-        If the session is in use at this moment, a timer frees them.
+        If the session is in use at this moment, another thread frees them soon.
         """
         if record.state is not RecordState.ENDED and record not in self.pending:
             self.pending.append(record)
-            self._retry(RETRY)
+            if not self.free_pending():
+                retry(self.free_pending)
 
-    def _retry(self, pause: float) -> None:
-        self.free_pending()
-        if self.pending:
-            call_later(pause, self._retry, min(2 * pause, LONGEST_RETRY))
-
-    def free_pending(self) -> None:
+    def free_pending(self) -> bool:
         """Free the locks that could not be freed before, if the session is idle now. Thread-safe.
+
+        Returns whether none is left.
 
         A record stays pending until it is removed, so that an exception at any instruction leaves it here.
         """
@@ -143,6 +139,7 @@ class SessionLocks:
                 is_freed = True
             if is_freed:
                 self.remove(record)
+        return not self.pending
 
     def _free_now(self, record: LockRecord) -> None:
         """Free the locks of a record. The caller has the connection's lock, so only one thread frees a record."""

@@ -158,7 +158,7 @@ class InsideTestCase(TestCase):
         other = Somebody()
         try:
             for name in ("a", "b"):
-                # A timer frees what could not be freed then.
+                # Another thread frees what could not be freed then.
                 deadline = time.monotonic() + NEVER
                 while not other.can_have(name):
                     self.assertLess(time.monotonic(), deadline, name)
