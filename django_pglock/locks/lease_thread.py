@@ -1,4 +1,4 @@
-"""The thread that speaks to the database for the leases of this process, with one event loop and its own sessions.
+"""The holders of leases, and the thread that speaks to the database for them, with one event loop and its own sessions.
 
 Only code that holds the GIL can delay the renewals. One thread is enough for any number of leases. It starts with the
 first lease. While there is no lease, it has no open session.
@@ -7,17 +7,23 @@ first lease. While there is no lease, it has no open session.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Protocol
+from datetime import timedelta
+from typing import Any, NamedTuple
+from uuid import uuid4
 
 from django.db import Error as DatabaseFailure
 from django.db import OperationalError
 from psycopg.sql import quote
 
+from django_pglock.keys import Key
+from django_pglock.locks.handle import first_line
 from django_pglock.postgres.sessions import AsyncSession, open_session, refuse_greenlets
 
 TABLE = '"django_pglock_lease"'
@@ -54,7 +60,8 @@ UNION ALL
 SELECT NULL, extract(epoch FROM expires_at - clock_timestamp()) FROM {TABLE}
 WHERE key = %(key)s AND NOT EXISTS (SELECT FROM taken)
 """
-OURS = "key = %(key)s AND holder = %(holder)s AND token = %(token)s AND released_at IS NULL"
+#: Each attempt to hold a lease has its own id in the column ``holder``.
+OURS = "key = %(key)s AND holder = %(holder)s AND released_at IS NULL"
 RENEW = f"""
 UPDATE {TABLE} SET renewed_at = clock_timestamp(), expires_at = clock_timestamp() + %(ttl)s::interval,
     ttl = %(ttl)s::interval
@@ -67,24 +74,37 @@ WITH now AS MATERIALIZED (SELECT clock_timestamp() AS t), freed AS (
     FROM now WHERE {OURS} AND (expires_at IS NULL OR expires_at > t) RETURNING key)
 SELECT key, pg_notify('{CHANNEL}', key::text) FROM freed
 """
-#: After an ACQUIRE whose answer was lost. The holder's id belongs to only one attempt.
-UNDO = f"""
-UPDATE {TABLE} SET released_at = t, expires_at = t FROM (SELECT clock_timestamp() AS t) AS now
-WHERE holder = %(holder)s
-"""
 #: The largest number of sessions to a database: one that listens, and the others for statements, which take about a
 #: millisecond. More than one of these, because one may be half open.
 SESSIONS = 3
+#: Seconds between two polls of a waiter, if no notification of a release comes; with a longer ttl, a third of it.
+LEASE_POLL = 1.0
+#: Seconds to wait before each further attempt to release a lease.
+RELEASE_RETRY_DELAYS = (0.1, 0.5, 2.0)
+#: The reason if the row of a lease has another state than the holder expects.
+REVOKED = "the database reports that it was revoked or has another owner"
 #: Seconds to wait for a session and an answer. Statements about leases are short.
 ANSWER_WITHIN = 15.0
 #: Seconds between two attempts to listen again after the session for that has ended.
 LISTEN_AGAIN = 1.0
 
 
-class User(Protocol):
-    """A user of sessions: a holder of a lease."""
+def boottime() -> float:
+    """Return the time of a clock that also counts while the machine sleeps, if the platform has one."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
 
-    def lose_to_parent(self) -> None: ...
+
+class LeaseTerms(NamedTuple):
+    """The terms of a lease. ``ttl`` and ``min_hold`` are in seconds; ``ttl`` None: no expiry.
+
+    ``steps_down``: the holder gives up the lease at the first renewal that fails.
+    """
+
+    ttl: float | None
+    min_hold: float
+    owner: str
+    steps_down: bool
 
 
 class LeaseThread:
@@ -99,8 +119,7 @@ class LeaseThread:
         #: For each alias: the task that listens, and those that wait for the release of a lease, by its key.
         self._listening: dict[str, asyncio.Task[None]] = {}
         self._waiting: dict[tuple[str, int], asyncio.Event] = {}
-        self._users: set[User] = set()
-        self._discarded: set[asyncio.Task[Any]] = set()
+        self._users: set[LeaseHolder] = set()
         #: This process was forked from the one that has the thread.
         self.is_inherited = False
         threading.Thread(target=self.loop.run_forever, name="django_pglock leases", daemon=True).start()
@@ -111,11 +130,11 @@ class LeaseThread:
 
     # The following methods run in the thread's loop
 
-    def add_user(self, user: User) -> None:
+    def add_user(self, user: LeaseHolder) -> None:
         """Note that a holder needs sessions from now on."""
         self._users.add(user)
 
-    def remove_user(self, user: User) -> None:
+    def remove_user(self, user: LeaseHolder) -> None:
         """Note that a holder needs no more sessions. After the last holder, close all sessions."""
         self._users.discard(user)
         if not self._users:
@@ -143,15 +162,10 @@ class LeaseThread:
             raise
         if done:
             return sending.result()
-        self._discarded.add(sending)
-        sending.add_done_callback(self._discard)
+        # Its exception is read, because otherwise asyncio would log that it was not.
+        sending.add_done_callback(lambda sending: sending.cancelled() or sending.exception())
         sending.cancel()
         raise OperationalError(f"the server has not answered within {within:g} s")
-
-    def _discard(self, sending: asyncio.Task[Any]) -> None:
-        self._discarded.discard(sending)
-        if not sending.cancelled():
-            sending.exception()  # otherwise asyncio would log that the exception was not retrieved
 
     async def _execute(self, alias: str, statement: str, params: Mapping[str, Any]) -> Any:
         async with self._session(alias) as session:
@@ -166,15 +180,15 @@ class LeaseThread:
             while idle and idle[-1].has_ended:
                 idle.pop().end()
             session = idle.pop() if idle else await open_session(alias)
-            is_over = True
             try:
                 yield session
-                is_over = not (self._users and session.is_reusable)
-            finally:
-                if is_over:
-                    session.end()
-                else:
-                    idle.append(session)
+            except BaseException:
+                session.end()
+                raise
+            if self._users and session.is_reusable:
+                idle.append(session)
+            else:
+                session.end()
 
     async def wait_for_release(self, alias: str, key: int, seconds: float) -> None:
         """Wait until a lease is released, up to ``seconds``. Behind a pooler no notification arrives."""
@@ -202,6 +216,172 @@ class LeaseThread:
         self.is_inherited = True
         for user in self._users:
             user.lose_to_parent()
+
+
+class LeaseHolder:
+    """One attempt to hold a lease, from the first statement to the release."""
+
+    def __init__(self, lease_thread: LeaseThread, key: Key, using: str, terms: LeaseTerms) -> None:
+        #: Set when the lease is lost.
+        self.lost = threading.Event()
+        #: Why the lease was lost, if it was.
+        self.reason = ""
+        #: None until the lease is acquired.
+        self.token: int | None = None
+        self.ttl = terms.ttl
+        self._thread, self._key, self._using, self._terms = lease_thread, key, using, terms
+        #: The unique id of this attempt, in the column ``holder``.
+        self._id = uuid4()
+        self._deadline = math.inf
+        self._renewal: asyncio.Task[None] | None = None
+        #: Set when the lease is lost or released.
+        self._ended = asyncio.Event()
+        self._acquiring: asyncio.Task[Any] | None = None
+        #: Whether the row of the lease may have the id of this attempt.
+        self._may_hold = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lease no longer protects. Thread-safe."""
+        # The clock is checked here as well: after a stop of the process, this may run before the lease thread does.
+        return self.lost.is_set() or boottime() >= self._deadline
+
+    def lose_to_parent(self) -> None:
+        """Note that the lease belongs to the parent process from which this one was forked."""
+        self.reason = "it is held by the process from which this one was forked"
+        # A new event, because the old one may be locked by a thread that does not exist in this process.
+        self.lost = threading.Event()
+        self.lost.set()
+
+    # The following methods run in the lease thread's loop
+
+    async def acquire(self, timeout: float | None) -> bool:
+        """Acquire the lease. Return whether that succeeded within ``timeout`` seconds (None: no limit).
+
+        If it did not, ``release_unused`` has to be called.
+        """
+        self._acquiring = asyncio.current_task()
+        self._thread.add_user(self)
+        began = time.monotonic()
+        while True:
+            seconds = await self._try()
+            if self.token is not None:
+                return True
+            left = max(LEASE_POLL, (self.ttl or 0) / 3)
+            if timeout is not None:
+                left = min(left, timeout - (time.monotonic() - began))
+            if left <= 0:
+                return False
+            if seconds is not None:
+                left = min(left, max(seconds, 0.01))
+            await self._thread.wait_for_release(self._using, self._key.number, left)
+
+    async def _try(self) -> float | None:
+        """Try to acquire the lease once. If another holder has it, return the seconds until its expiry."""
+        began = boottime()
+        # If the answer is lost, the lease may have been granted, and without a ttl it would be held forever.
+        self._may_hold = True
+        self.token, seconds = await self._execute(ACQUIRE) or (None, 0.0)
+        self._may_hold = self.token is not None
+        if self._may_hold and self.ttl is not None:
+            self._deadline = began + self.ttl
+            self._restart_renewal(self.ttl)
+        return seconds
+
+    async def release_unused(self) -> None:
+        """Release a lease whose handle was dropped, or whose acquire has failed or was interrupted."""
+        if self._acquiring is not None:
+            await asyncio.wait({self._acquiring})
+        if self._may_hold:
+            await self.release()
+        else:
+            self._thread.remove_user(self)
+
+    async def _execute(self, statement: str, *, within: float = ANSWER_WITHIN) -> Any:
+        params = {
+            "key": self._key.number,
+            "name": self._key.name,
+            "owner": self._terms.owner,
+            "holder": self._id,
+            "ttl": None if self.ttl is None else timedelta(seconds=self.ttl),
+            # Who has not got the lease keeps no other from it.
+            "min_hold": timedelta(seconds=self._terms.min_hold if self.token is not None else 0),
+        }
+        return await self._thread.execute(self._using, statement, params, within=within)
+
+    def _restart_renewal(self, ttl: float) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+        self._renewal = asyncio.ensure_future(self._keep_renewing(ttl))
+
+    async def _keep_renewing(self, ttl: float) -> None:
+        """Renew the lease three times in its ttl, until it is released or lost: at the latest at its deadline."""
+        began = boottime()
+        while not self.lost.is_set():
+            # After a renewal without an answer there is no pause, because there is time for one more attempt.
+            await asyncio.sleep(min(began + ttl / 3, self._deadline) - boottime())
+            began = boottime()
+            if began >= self._deadline:
+                self._lose(f"it could not be renewed for {ttl:g} s")
+                return
+            try:
+                await self._renew(min(ttl / 3, self._deadline - began))
+            except (DatabaseFailure, OSError) as error:
+                # A leader steps down at the first error. Any other holder can try again until the deadline.
+                if self._terms.steps_down:
+                    self._lose(f"it could not be renewed ({first_line(error)})")
+
+    async def _renew(self, within: float) -> bool:
+        """Renew the lease once, and set the new deadline. Return whether it is still held."""
+        began = boottime()
+        if await self._execute(RENEW, within=within) is None:
+            self._lose(REVOKED)
+            return False
+        # The database counts from a later moment.
+        self._deadline = began + (self.ttl or 0)
+        return True
+
+    def _lose(self, reason: str) -> None:
+        if not self.lost.is_set():
+            self.reason = reason
+            self.lost.set()
+            self._ended.set()
+
+    async def extend(self, seconds: float | None) -> bool:
+        """Extend the lease to ``seconds`` from now on (None: its ttl). Return whether it is still held."""
+        self.ttl = seconds or self.ttl or 0
+        # The task for renewals sleeps for a third of the earlier ttl, which may be longer than the new ttl.
+        self._restart_renewal(self.ttl)
+        return await self._renew(ANSWER_WITHIN)
+
+    async def until_ended(self) -> None:
+        """Wait until the lease is lost or released."""
+        await self._ended.wait()
+
+    async def release(self) -> bool | Exception:
+        """Release the lease. Return whether it was held to the end, or the error with which the release failed."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+        try:
+            answer = await self._release_with_retries()
+            # Set only now, because a cancelled release must be repeated.
+            self._may_hold = False
+            return answer
+        finally:
+            self._ended.set()
+            self._thread.remove_user(self)
+
+    async def _release_with_retries(self) -> bool | Exception:
+        """Release the lease. If it was granted, try again for some seconds, because the server may be restarting."""
+        pauses = iter(() if self.token is None else RELEASE_RETRY_DELAYS)
+        while True:
+            try:
+                return await self._execute(RELEASE) is not None
+            except (DatabaseFailure, OSError) as error:  # noqa: PERF203
+                pause = next(pauses, None)
+                if pause is None:
+                    return error
+                await asyncio.sleep(pause)
 
 
 _lease_thread: LeaseThread | None = None

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection, connections
 
 from django_pglock import Lease, LockError, leader
-from django_pglock.locks import lease_thread, leases
+from django_pglock.locks import lease_thread
 from django_pglock.models import Attempt, Task
 from django_pglock.postgres.connections import has_statement_in_progress
 from django_pglock.postgres.sessions import dedicated_connection
@@ -163,7 +163,7 @@ def test_a_leader_steps_down_at_the_first_renewal_without_an_answer(proxy, new_l
 
 
 def test_releasing_a_lease_on_a_half_open_connection_ends(proxy, new_lease_thread, monkeypatch):
-    monkeypatch.setattr(leases.LeaseHolder._execute, "__kwdefaults__", {"within": 1.0})
+    monkeypatch.setattr(lease_thread.LeaseHolder._execute, "__kwdefaults__", {"within": 1.0})
     began = time.monotonic()
     with Lease("half open", ttl=60):
         proxy.black_hole(new=False)

@@ -79,7 +79,7 @@ inline check() {
     must_not(two_hold, believes(0) && believes(1))
 }
 
-/* locks/leases.py: _try `began = boottime()` */
+/* locks/lease_thread.py: _try `began = boottime()` */
 inline ask(me) {
     does[me] == IDLE;
     next_deadline[me] = TTL;
@@ -102,7 +102,7 @@ inline acquire(me) {
     fi
 }
 
-/* locks/leases.py: _set_deadline `self._deadline = began + self.ttl` */
+/* locks/lease_thread.py: _try `self._deadline = began + self.ttl` */
 inline hear_of_grant(me) {
     does[me] == GRANTED;
     deadline[me] = (DEADLINE_FROM_ANSWER -> TTL : next_deadline[me]);
@@ -111,34 +111,34 @@ inline hear_of_grant(me) {
     check()
 }
 
-/* locks/leases.py: _wait */
+/* locks/lease_thread.py: acquire */
 inline hear_of_refusal(me) {
     does[me] == TOO_LATE;
     does[me] = IDLE
 }
 
-/* environment: the answer of an acquire is lost, and the acquire is executed or not; locks/leases.py: _try `await self._undo()` */
+/* environment: the answer of an acquire is lost, and the acquire is executed or not; locks/lease_thread.py: release_unused `if self._may_hold:` */
 inline lose_answer(me) {
     does[me] == GRANTED && faults < FAULTS;
     faults++;
     does[me] = (NO_UNDO -> IDLE : UNDOING)
 }
 
-/* locks/lease_thread.py: UNDO `WHERE holder = %(holder)s` */
+/* locks/lease_thread.py: release_unused `await self.release()`, OURS `holder = %(holder)s` */
 inline undo(me) {
     does[me] == UNDOING;
     left = (holder == me && my_token[me] == token -> 0 : left);
     does[me] = IDLE
 }
 
-/* locks/leases.py: _renew `began = boottime()` */
+/* locks/lease_thread.py: _renew `began = boottime()` */
 inline ask_to_renew(me) {
     does[me] == HOLDS && has_ttl && !is_lost[me];
     next_deadline[me] = TTL;
     does[me] = RENEWING
 }
 
-/* locks/lease_thread.py: RENEW `AND expires_at > clock_timestamp()`, OURS `holder = %(holder)s AND token = %(token)s` */
+/* locks/lease_thread.py: RENEW `AND expires_at > clock_timestamp()`, OURS `holder = %(holder)s` */
 inline renew(me) {
     does[me] == RENEWING;
     if
@@ -149,7 +149,7 @@ inline renew(me) {
     fi
 }
 
-/* locks/leases.py: _renew `self._set_deadline(began)` */
+/* locks/lease_thread.py: _renew `self._deadline = began + (self.ttl or 0)` */
 inline hear_of_renewal(me) {
     does[me] == EXTENDED;
     deadline[me] = (DEADLINE_FROM_ANSWER -> TTL : next_deadline[me]);
@@ -157,14 +157,14 @@ inline hear_of_renewal(me) {
     check()
 }
 
-/* locks/leases.py: _renew `self._lose(REVOKED)` */
+/* locks/lease_thread.py: _renew `self._lose(REVOKED)` */
 inline hear_of_loss(me) {
     does[me] == REVOKED;
     is_lost[me] = true;
     does[me] = HOLDS
 }
 
-/* environment: the answer of a renewal is lost; locks/leases.py: _keep_renewing */
+/* environment: the answer of a renewal is lost; locks/lease_thread.py: _keep_renewing */
 inline lose_answer_of_renewal(me) {
     (does[me] == EXTENDED || does[me] == REVOKED) && faults < FAULTS;
     faults++;
@@ -182,7 +182,7 @@ inline release(me) {
     does[me] = IDLE
 }
 
-/* locks/leases.py: is_lost `boottime() >= self._deadline` */
+/* locks/lease_thread.py: is_lost `boottime() >= self._deadline` */
 inline look_at_clock(me) {
     does[me] == HOLDS && believes(me) && !is_writing[me];
     is_writing[me] = true

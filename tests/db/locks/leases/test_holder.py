@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 
 from django_pglock import Lease, LockError, LockLost, LockNotAvailable, leader, signals
-from django_pglock.locks import leases
+from django_pglock.locks import lease_thread
 from django_pglock.models import Lease as Row
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -59,7 +59,7 @@ def test_a_shortened_lease_is_renewed_sooner(eventually):
 
 def test_a_candidate_gets_the_lease_of_a_dead_holder_when_it_expires(monkeypatch):
     """The candidate gets it as soon as it expires. The next poll would come after the timeout."""
-    monkeypatch.setattr("django_pglock.locks.leases.LEASE_POLL", 600.0)
+    monkeypatch.setattr("django_pglock.locks.lease_thread.LEASE_POLL", 600.0)
     with Lease("a", ttl=60) as lease:
         pass
     Row.objects.update(released_at=None, expires_at=now() + timedelta(seconds=5), holder=lease._holder._id)
@@ -128,8 +128,8 @@ def test_a_leader_steps_down_when_the_first_renewal_fails(somebody):
 
 
 def test_the_bodys_own_exception_is_kept_when_the_lease_cannot_be_given_back(monkeypatch, caplog):
-    monkeypatch.setattr(leases, "RELEASE_RETRY_DELAYS", ())
-    monkeypatch.setattr(leases, "RELEASE", "SELECT 1 / 0")
+    monkeypatch.setattr(lease_thread, "RELEASE_RETRY_DELAYS", ())
+    monkeypatch.setattr(lease_thread, "RELEASE", "SELECT 1 / 0")
 
     async def main():
         with pytest.raises(ZeroDivisionError, match="mine"):
@@ -146,8 +146,8 @@ def test_the_bodys_own_exception_is_kept_when_the_lease_cannot_be_given_back(mon
 
 def test_the_time_in_which_the_machine_is_suspended_counts_for_the_expiry(monkeypatch):
     with pytest.raises(LockLost), Lease("a", ttl=30) as lease:
-        before = leases.boottime
-        monkeypatch.setattr(leases, "boottime", lambda: before() + 31)
+        before = lease_thread.boottime
+        monkeypatch.setattr(lease_thread, "boottime", lambda: before() + 31)
         assert not lease
         with pytest.raises(LockLost):
             lease.assert_held()
@@ -155,4 +155,4 @@ def test_the_time_in_which_the_machine_is_suspended_counts_for_the_expiry(monkey
         lease._holder._lose("test")
     if hasattr(time, "CLOCK_BOOTTIME"):
         monkeypatch.setattr(time, "clock_gettime", {time.CLOCK_BOOTTIME: 5.0}.__getitem__)
-        assert leases.boottime() == 5.0
+        assert lease_thread.boottime() == 5.0

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def test_a_waiting_candidate_is_woken_when_the_leader_resigns(in_threads, monkeypatch):
     """A notification wakes it: the next poll would come when the lease expires."""
-    monkeypatch.setattr("django_pglock.locks.leases.LEASE_POLL", 600.0)
+    monkeypatch.setattr("django_pglock.locks.lease_thread.LEASE_POLL", 600.0)
     elected, entered = threading.Event(), []
 
     def lead(number):
@@ -50,7 +50,7 @@ def test_of_several_candidates_one_at_a_time_is_the_leader(in_threads, eventuall
 
 
 def test_a_candidate_without_success_raises_at_its_timeout(monkeypatch):
-    monkeypatch.setattr("django_pglock.locks.leases.LEASE_POLL", 600.0)
+    monkeypatch.setattr("django_pglock.locks.lease_thread.LEASE_POLL", 600.0)
     with Lease("a", ttl=300):
         began = time.monotonic()
         with pytest.raises(LockNotAvailable, match=r"0\.3 s"), leader("a", timeout=0.3):

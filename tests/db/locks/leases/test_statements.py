@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models.functions import Now
 
 from django_pglock import Lease, LockNotAvailable
-from django_pglock.locks.lease_thread import ACQUIRE, RELEASE, RENEW, UNDO
+from django_pglock.locks.lease_thread import ACQUIRE, RELEASE, RENEW
 from django_pglock.models import Lease as Row
 from tests import server_clock
 
@@ -27,10 +27,10 @@ def test_a_released_lease_stays_unavailable_until_min_hold_is_over():
         assert Row.objects.get().acquired_at - first >= timedelta(seconds=5)
 
 
-def run(statement, holder, *, token=1, ttl=60.0, min_hold=0.0):
+def run(statement, holder, *, ttl=60.0, min_hold=0.0):
     """Execute a statement for an attempt of a holder, and return its first row."""
     seconds = {"ttl": None if ttl is None else timedelta(seconds=ttl), "min_hold": timedelta(seconds=min_hold)}
-    about = {"key": 7, "name": "a", "owner": "o", "holder": holder, "token": token, **seconds}
+    about = {"key": 7, "name": "a", "owner": "o", "holder": holder, **seconds}
     with connection.cursor() as cursor:
         cursor.execute(statement, about)
         return cursor.fetchone() if cursor.description else None
@@ -60,9 +60,8 @@ def test_a_late_holder_changes_nothing_of_the_next_lease():
     run(ACQUIRE, late)
     expire()
     assert run(ACQUIRE, mine) == (2, None)
-    assert run(RENEW, late) is run(RELEASE, late) is run(RENEW, mine, token=1) is None
-    run(UNDO, late)
-    assert run(RENEW, mine, token=2) == (2,)
+    assert run(RENEW, late) is run(RELEASE, late) is None
+    assert run(RENEW, mine) == (2,)
 
 
 def test_a_released_lease_is_not_renewed_while_its_min_hold_lasts():
@@ -125,10 +124,3 @@ def test_min_hold_lasts_no_longer_although_the_clock_was_put_back():
     assert lease().is_kept
     server_clock.put_back(-31)
     assert run(ACQUIRE, uuid4()) == (2, None)
-
-
-def test_an_attempt_whose_answer_was_lost_leaves_no_lease_without_an_expiry():
-    lost = uuid4()
-    run(ACQUIRE, lost, ttl=None)
-    run(UNDO, lost)
-    assert run(ACQUIRE, uuid4(), ttl=None) == (2, None)
