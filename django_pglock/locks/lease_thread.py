@@ -23,7 +23,7 @@ from django.db import OperationalError
 from psycopg.sql import quote
 
 from django_pglock.keys import Key
-from django_pglock.locks.handle import first_line
+from django_pglock.locks.base_handle import first_line
 from django_pglock.postgres.sessions import AsyncSession, open_session, refuse_greenlets
 
 TABLE = '"django_pglock_lease"'

@@ -25,7 +25,7 @@ from django.utils.asyncio import async_unsafe
 
 from django_pglock.errors import LockError, LockKeyError, model_of
 from django_pglock.keys import Key, make_key, sha256_key
-from django_pglock.locks.handle import BaseHandle, first_line, logger
+from django_pglock.locks.base_handle import BaseHandle, first_line, logger
 from django_pglock.locks.lease_thread import LeaseHolder, LeaseTerms, LeaseThread, lease_thread
 from django_pglock.locks.lock import Lock
 from django_pglock.locks.request import OnBusy, Request, Timeout, checked_ttl, request_of, to_seconds
@@ -289,6 +289,7 @@ def _refuse_in_event_loop() -> None:
     pass
 
 
-def _release_unused(thread: LeaseThread, holder: LeaseHolder) -> None:
+def _release_unused(thread: LeaseThread, holder: LeaseHolder) -> bool:
     if not thread.is_inherited:
         thread.submit(holder.release_unused())
+    return not thread.is_inherited

@@ -113,15 +113,17 @@ class SessionLocks:
 
     # Free without the handle
 
-    def free_from_any_thread(self, record: LockRecord) -> None:
+    def free_from_any_thread(self, record: LockRecord) -> bool:
         """Free the locks of a handle that no longer exists, without a wait. In any thread, also in a destructor.
 
-        If the session is in use at this moment, another thread frees them soon.
+        If the session is in use at this moment, another thread frees them soon. Returns whether they had to be freed.
         """
-        if record.state is not RecordState.ENDED and record not in self.pending:
-            self.pending.append(record)
-            if not self.free_pending():
-                retry(self.free_pending)
+        if record.state is RecordState.ENDED or record in self.pending:
+            return False
+        self.pending.append(record)
+        if not self.free_pending():
+            retry(self.free_pending)
+        return True
 
     def free_pending(self) -> bool:
         """Free the locks that could not be freed before, if the session is idle now. Thread-safe.

@@ -13,7 +13,7 @@ from psycopg import Error as PsycopgError
 
 from django_pglock.conf import get_settings
 from django_pglock.keys import make_key, reserved
-from django_pglock.locks.handle import BaseHandle
+from django_pglock.locks.base_handle import BaseHandle
 from django_pglock.locks.statements import comment
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.sessions import dedicated_connection

@@ -10,7 +10,7 @@ from django.db import OperationalError, connection
 from psycopg.errors import DeadlockDetected
 
 from django_pglock import LockError, LockLost, LockNotAvailable, lock, lock_all, semaphore
-from django_pglock.locks.coroutines import MOST_IDLE
+from django_pglock.locks.coroutine_sessions import MOST_IDLE
 from django_pglock.models import AdvisoryLock
 from django_pglock.postgres.sessions import AsyncSession
 from tests.concurrency.locks.sessions import (

@@ -13,7 +13,7 @@ from django.db import OperationalError
 
 from django_pglock import LockNotAvailable, lock
 from django_pglock.errors import ConfigurationError
-from django_pglock.locks.coroutines import MOST_IDLE
+from django_pglock.locks.coroutine_sessions import MOST_IDLE
 from django_pglock.postgres import sessions
 from tests.concurrency.locks.sessions import (
     _is,
