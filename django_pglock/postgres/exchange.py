@@ -3,8 +3,8 @@
 psycopg's cursor binds parameters, stores results, and loads types. A lock statement has no parameters, and its answer
 is a boolean. Without the cursor it takes a fifth of the time. The generators send and receive for psycopg's cursors,
 and yield what they wait for. Threads and coroutines run the same ones, and differ only in how they wait for the socket.
-psycopg does not document them, so they are used only here.
-``tests/db/postgres/test_exchange.py`` holds each supported psycopg to what is used here.
+psycopg does not document them, so they are used only here. ``tests/db/postgres/test_exchange.py`` holds each supported
+psycopg to what is used here. With a psycopg that does not have them, statements go through Django's cursor.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ CANCEL_WITHIN = 5.0
 SIGNAL_CHECK_INTERVAL = 0.1
 #: Seconds after which a coroutine tries again to use a connection that another thread uses for a moment.
 RETRY_AFTER = 0.001
+#: Whether psycopg has the generators that are used here.
+HAS_GENERATORS = hasattr(generators, "send") and hasattr(generators, "fetch")
 _BAD = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE)
 
 Row = list[Any]
@@ -81,6 +83,12 @@ def if_unused(raw: Connection[Any], use: Callable[[], object]) -> bool:
 
 def exchange_locked(raw: Connection[Any], statements: str, begin: str = "") -> Row | None:
     """Do the same as ``exchange``, for a caller that holds the connection's lock."""
+    if not HAS_GENERATORS:
+        # A statement that frees a lock. It does not wait, so it needs neither a cancel nor signal handlers.
+        result = raw.pgconn.exec_((begin + statements).encode())
+        if result.status in _BAD:
+            raise error_from_result(result)
+        return _first_row([result])
     try:
         return waiting.wait(_answer(raw.pgconn, begin, statements), raw.pgconn.socket, interval=SIGNAL_CHECK_INTERVAL)
     except BaseException:

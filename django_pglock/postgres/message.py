@@ -21,7 +21,7 @@ from psycopg import Error as PsycopgError
 from psycopg.pq import Escaping, PipelineStatus
 
 from django_pglock.postgres.connections import ensure_usable
-from django_pglock.postgres.exchange import exchange
+from django_pglock.postgres.exchange import HAS_GENERATORS, exchange
 from django_pglock.postgres.stopping import check, current_attempt, stopping_wrapper
 
 if TYPE_CHECKING:
@@ -120,7 +120,8 @@ def is_plain_django(connection: Any) -> bool:
     """Return whether only Django's own code is between a statement and psycopg. The connection must be open."""
     raw = connection.connection
     return (
-        not connection.queries_logged
+        HAS_GENERATORS
+        and not connection.queries_logged
         and type(raw) is psycopg.Connection
         and _makes_djangos_cursors((type(connection), raw.cursor_factory, CursorWrapper.execute))
         and connection.__dict__.keys().isdisjoint(CURSOR_METHODS)

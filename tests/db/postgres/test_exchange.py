@@ -17,13 +17,13 @@ from django.db import ProgrammingError, connections, transaction
 from django.db.backends.utils import CursorWrapper
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
-from psycopg import IsolationLevel
+from psycopg import IsolationLevel, generators
 from psycopg import OperationalError as PsycopgOperationalError
 from psycopg.errors import AdminShutdown, DivisionByZero
 from psycopg.pq import TransactionStatus
 
-from django_pglock import lock
-from django_pglock.postgres import exchange
+from django_pglock import Lease, LockNotAvailable, lock
+from django_pglock.postgres import exchange, message
 from django_pglock.postgres.message import send
 from tests.conftest import NEVER
 from tests.db.locks.sessions import advisory_rows, my_pid
@@ -79,6 +79,34 @@ def test_the_error_of_a_session_that_ends_has_the_servers_last_error_as_its_caus
     assert isinstance(caught.value.__cause__, AdminShutdown)
     connection.close()
     assert send(connection, "SELECT true") == [True]
+
+
+@pytest.fixture
+def no_generators(monkeypatch):
+    """A psycopg without the generators. One that has them all is used with them."""
+    assert exchange.HAS_GENERATORS
+    for module in (exchange, message):
+        monkeypatch.setattr(module, "HAS_GENERATORS", False)
+    for name in ("send", "fetch"):
+        monkeypatch.delattr(generators, name)
+
+
+def test_locks_work_with_a_psycopg_without_the_generators(no_generators, somebody, eventually):
+    async def main():
+        async with lock("a", timeout=5), lock("b", scope="transaction"), Lease("c", ttl=5) as lease:
+            with pytest.raises(LockNotAvailable):
+                await asyncio.create_task(lock("a", timeout=0).aacquire())
+            await lease.extend(60)
+
+    with lock("a"), pytest.raises(LockNotAvailable), transaction.atomic():
+        somebody.holds("b")
+        lock("b", timeout=0.01).acquire()
+    somebody.leaves()
+    lock("a").acquire()
+    eventually(lambda: advisory_rows() == 0, why="the lock of a handle that was dropped is held")
+    asyncio.run(main())
+    with pytest.raises(DivisionByZero):
+        exchange.exchange(connection.connection, "SELECT 1/0")
 
 
 def until_sleeping(somebody):
