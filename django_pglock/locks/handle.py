@@ -151,7 +151,7 @@ class Handle(BaseHandle):
             in_test = connection.in_atomic_block
             inside = in_test or (request.queue is not None and in_transaction(connection))
             steps = sql.acquire(request, self.scope, inside=inside, in_test=in_test)
-            row = sql.run_steps(steps, partial(_send, connection, self._record))
+            row = sql.run_steps(steps, partial(send_in_session, connection), self._end_session)
         except (Busy, StaleSnapshot) as failed:
             self._raw = None
             if self._record is not None:
@@ -224,11 +224,19 @@ class Handle(BaseHandle):
         # The server does not report how often the session holds a lock that another record has, too.
         is_unknown |= not record.locks.numbers(without=record).isdisjoint(record.request.numbers)
         if is_unknown or has_ended(raw):
-            _send(connection, record, sql.END_SESSION)
+            self._end_session()
         elif transaction_status(connection) == TransactionStatus.INERROR:
             # The caller's transaction was aborted after our savepoint. If it has none, a rollback will end it.
             with suppress(PsycopgError):
                 exchange(raw, sql.BACK_TO_SAVEPOINT)
+
+    def _end_session(self) -> None:
+        """End the session, and its locks with it."""
+        if not in_test_case(self._connection):
+            _close_session(self._connection)
+        elif self._record is not None:
+            # If the connection were closed, later tests would fail.
+            self._record.locks.free_from_any_thread(self._record)
 
     # Hold
 
@@ -388,18 +396,6 @@ class OwnTransaction:
             return True
         is_idle = transaction_status(connection) in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
         return is_idle and not connection.in_atomic_block and connection.autocommit
-
-
-def _send(connection: DatabaseWrapper, record: LockRecord | None, statement: str) -> sql.Row | None:
-    """Send a statement and return the row of its answer. For ``sql.END_SESSION``, end the session with its locks."""
-    if statement != sql.END_SESSION:
-        return send_in_session(connection, statement)
-    if not in_test_case(connection):
-        _close_session(connection)
-    elif record is not None:
-        # If the connection were closed, later tests would fail.
-        record.locks.free_from_any_thread(record)
-    return None
 
 
 def _close_session(connection: DatabaseWrapper) -> None:

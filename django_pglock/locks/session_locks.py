@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -40,16 +41,14 @@ class RecordState(Enum):
     ENDED = "ended"  # none of them is held
 
 
+@dataclass(eq=False, slots=True)
 class LockRecord:
     """The session locks of one acquire. ``raw`` is the psycopg connection of the session that has them."""
 
-    __slots__ = ("locks", "raw", "request", "state")
-
-    def __init__(self, locks: SessionLocks, request: Request, raw: Any) -> None:
-        self.locks = locks
-        self.request = request
-        self.raw = raw
-        self.state = RecordState.REQUESTED
+    locks: SessionLocks
+    request: Request
+    raw: Any
+    state: RecordState = RecordState.REQUESTED
 
 
 class SessionLocks:

@@ -61,13 +61,13 @@ class StaleSnapshot(Exception):
     """The transaction would not see what the last holder has committed. Nothing was locked."""
 
 
-def run_steps(steps: Steps, send: Callable[[str], Row | None]) -> Row | None:
-    """Run steps and return their result. ``send`` sends a statement and returns its row, or ends the session."""
+def run_steps(steps: Steps, send: Callable[[str], Row | None], end: Callable[[], None]) -> Row | None:
+    """Run steps and return their result. ``send`` sends a statement and returns its row, ``end`` ends the session."""
     try:
         statement = next(steps)
         while True:
             try:
-                row = send(statement)
+                row = send(statement) if statement != END_SESSION else end()
             except BaseException as error:  # noqa: BLE001, PERF203 - the steps decide
                 statement = steps.throw(error)
             else:

@@ -239,12 +239,14 @@ def _reported_error(results: list[PGresult]) -> Exception | None:
 
 def _first_row(results: list[PGresult]) -> Row | None:
     """Return the first row of the last result that has rows."""
+    row: Row = []
     for result in reversed(results):
-        if result.status == ExecStatus.TUPLES_OK:
-            return [_value(result, column) for column in range(result.nfields)] if result.ntuples else None
+        if result.status != ExecStatus.TUPLES_OK:
+            continue
+        if not result.ntuples:
+            break
+        for column in range(result.nfields):
+            value = result.get_value(0, column)
+            row.append(None if value is None else LOADERS.get(result.ftype(column), bytes.decode)(value))
+        return row
     return None
-
-
-def _value(result: PGresult, column: int) -> Any:
-    value = result.get_value(0, column)
-    return None if value is None else LOADERS.get(result.ftype(column), bytes.decode)(value)
