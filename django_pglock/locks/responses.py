@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
@@ -138,14 +138,7 @@ class ResponseLock:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A cache pickles rendered responses with their closers, one of which is our method. The copy has no lock.
-        return (_Ended, ())
-
-
-class _Ended:
-    """A response's lock in a copy of the response."""
-
-    def close(self) -> None:
-        """Do nothing."""
+        return (ExitStack, ())
 
 
 #: The locks that are held, the oldest first, and since when.
@@ -169,15 +162,8 @@ def _end_late() -> bool:
 # test client in a view.
 
 _by_context: WeakKeyDictionary[Any, list[ResponseLock]] = WeakKeyDictionary()
-_request: ContextVar[Request | None] = ContextVar("django_pglock_request", default=None)
-
-
-class Request:
-    """A request of a thread, and the request inside which it began."""
-
-    def __init__(self, outer: Request | None) -> None:
-        self.outer = outer
-        self.locks: list[ResponseLock] = []
+#: The locks of a thread's request, and the request inside which it began, in the same form.
+_request: ContextVar[tuple[list[ResponseLock], Any] | None] = ContextVar("django_pglock_request", default=None)
 
 
 def _of_request() -> list[ResponseLock]:
@@ -187,12 +173,12 @@ def _of_request() -> list[ResponseLock]:
         return _by_context.setdefault(context, [])
     request = _request.get()
     # Without a request, for example if a test calls a view, no signal reports its end.
-    return [] if request is None else request.locks
+    return [] if request is None else request[0]
 
 
 def _begin_request(**kwargs: Any) -> None:
     if SyncToAsync.thread_sensitive_context.get(None) is None:
-        _request.set(Request(_request.get()))
+        _request.set(([], _request.get()))
 
 
 def _end_request(**kwargs: Any) -> None:
@@ -200,8 +186,8 @@ def _end_request(**kwargs: Any) -> None:
     if context is not None:
         locks = _by_context.pop(context, [])
     elif (request := _request.get()) is not None:
-        _request.set(request.outer)
-        locks = request.locks
+        locks, outer = request
+        _request.set(outer)
     else:
         return
     for lock in [*locks]:
