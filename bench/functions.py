@@ -95,9 +95,9 @@ class SleepingChild:
     def run_one(self) -> None:
         """Wake it for a task, and wait until the task is settled."""
         in_flight = self.child.in_flight
-        before = in_flight.claimed
+        before = in_flight.changed_at
         self.channel.send(wake=["default", 0])
-        while in_flight.claims or in_flight.claimed == before:
+        while in_flight.claims or in_flight.changed_at == before:
             time.sleep(0.0005)
 
 

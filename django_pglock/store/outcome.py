@@ -133,7 +133,7 @@ class Abandoned:
     """The process must end while the function runs, or has postponed the task. The task runs after ``delay`` seconds.
 
     Nothing is counted. If the process must end, the delay lasts until it has ended: without it the function could run
-    twice at the same time. ``exclusive_run.py`` says why a task is postponed.
+    twice at the same time. ``feeder.py`` says why a task is postponed.
     """
 
     delay: float

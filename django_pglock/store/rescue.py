@@ -1,6 +1,6 @@
 """Rescue: takes claims back from dead workers, and counts the tasks that kill their worker or their session.
 
-One rule for both. Each death counts as a rescue. After ``MAX_RESCUES`` the task runs alone (``exclusive_run.py``), and
+One rule for both. Each death counts as a rescue. After ``MAX_RESCUES`` the task runs alone (``feeder.py``), and
 after one more death it is FAILED. An outage must not count, so a lost session counts only if the server itself shows
 that there was none: see ``ServerTimes``.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextvars import copy_context
@@ -40,14 +41,12 @@ from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import TaskResult, task_backends
 from django_pglock.tasks.retry import FlowWord
 from django_pglock.tasks.states import WAITING, TaskStatus
-from django_pglock.worker.child.attempt import Attempt
+from django_pglock.worker.child.attempt import Attempt, run_async
+from django_pglock.worker.child.attempt import run as run_attempt
 from django_pglock.worker.child.claimer import ALL, Claimer
 from django_pglock.worker.child.executor import execute
-from django_pglock.worker.child.feeder import Discovery
 from django_pglock.worker.child.in_flight import EndedClaim, InFlight
 from django_pglock.worker.child.logs import observers
-from django_pglock.worker.child.run import run as run_attempt
-from django_pglock.worker.child.run import run_async
 from django_pglock.worker.child.runners import Runner, TaskThread, Watchdog
 from django_pglock.worker.child.settler import Settler
 from django_pglock.worker.options import database_to_serve
@@ -197,7 +196,6 @@ class Here:
         # By this clock, each claim comes long after the one before. So it begins at the start of its queue, and finds
         # what the last task has enqueued.
         self._claimer = Claimer(using, NO_WORKER, queues, clock=count(0, 1000).__next__)
-        self._discovery = Discovery(using, queues)
         self._known = -1
 
     @contextlib.contextmanager
@@ -230,7 +228,7 @@ class Here:
         if claims := self._claimer.claim(ALL, 1):
             self.in_flight.add(claims)
             return claims[0]
-        return self.claim() if self._claimer.was_ready and self._discovery.search() else None
+        return self.claim() if self._claimer.was_ready and self._claimer.search() else None
 
     def advance(self) -> bool:
         """Make the next scheduled task due. Without one, the next token of a rate. Return whether there was any."""
@@ -255,7 +253,7 @@ class Here:
 
     def run(self, claim: Claim) -> EndedClaim:
         """Run one claim, and settle it."""
-        observers.forget()
+        observers.checked_at = -math.inf
         ended = copy_context().run(execute, claim, self.using, self.in_flight, self._begin)
         assert ended is not None  # noqa: S101 - for the type checker
         self.thread.clean_up(claim)

@@ -140,7 +140,7 @@ class Service:
         The server itself ends a statement after ``statement_timeout``.
         """
         connection, number, now = self._connection, self._statements, time.monotonic()
-        if connection is None or not has_statement_in_progress(connection):
+        if connection is None or not self.waits_for_answer:
             self._late = (0, math.inf)
         elif number != self._late[0]:
             self._late = (number, now)

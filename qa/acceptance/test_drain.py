@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 
 from django_pglock.models import Task, Worker
 from django_pglock.worker.child.child import LEFT_BEHIND
-from django_pglock.worker.child.drain import Drain
+from django_pglock.worker.child.feeder import Drain
 from django_pglock.worker.child.in_flight import InFlight
 from django_pglock.worker.queues import Queues
 from tests.conftest import NEVER, WorkerProcess, database_url

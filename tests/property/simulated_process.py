@@ -59,7 +59,7 @@ class SimulatedProcess:
         made.outbox = Queue(self.schedule, "outbox")
         made.threads.inbox = Queue(self.schedule, "inbox")
         made.coroutines.inbox = Queue(self.schedule, "coroutines")
-        made._counting, made.coroutines._counting = Lock(self.schedule), Lock(self.schedule)
+        made.coroutines._counting = Lock(self.schedule)
         return made
 
     # The threads
@@ -141,7 +141,7 @@ class FeederHere(Feeder):
         awake: Any = SimpleNamespace(is_alive=lambda: True, is_notified=lambda: process.shape.is_listening)
         rows: Any = process.table
         super().__init__(process.in_flight, rows, uuid4(), process.queues, heartbeat=awake)
-        self._discovery = SimpleNamespace(is_due=lambda after: False, has_unknown=False)
+        self.claimer.is_search_due = lambda after: False  # type: ignore[method-assign]
         self.claimer._clock = process.schedule.time.monotonic
 
     def _has_uncertain_claims(self) -> bool:

@@ -195,7 +195,7 @@ def test_without_a_traceback_there_is_no_place():
 
 
 #: A module of the worker that calls a function.
-WORKER = {"__name__": "django_pglock.worker.child.run"}
+WORKER = {"__name__": "django_pglock.worker.child.attempt"}
 
 
 exec("def run(function):\n    function()", WORKER)

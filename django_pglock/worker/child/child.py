@@ -26,9 +26,8 @@ from django_pglock.store.liveness import silent_after
 from django_pglock.tasks import registry
 from django_pglock.worker.channel import Channel
 from django_pglock.worker.child.attempt import Attempt
-from django_pglock.worker.child.drain import Drain
 from django_pglock.worker.child.executor import Executor
-from django_pglock.worker.child.feeder import Feeder, ParentsHeartbeat
+from django_pglock.worker.child.feeder import Drain, Feeder, ParentsHeartbeat
 from django_pglock.worker.child.in_flight import InFlight
 from django_pglock.worker.child.runners import TaskThread, Watchdog, close_sessions_of_ended_threads
 from django_pglock.worker.child.settler import Settler
@@ -59,6 +58,8 @@ HUNG_AFTER = 2
 LONGEST_PHASE = 600
 #: The number of new objects after which Python's garbage collector runs.
 GARBAGE = 10_000
+#: Seconds after which the process is replaced if it could begin no task in this time.
+LONGEST_UNABLE = 30.0
 #: The exit code of a child with ``drain`` that leaves tasks behind: EX_TEMPFAIL of sysexits.h, try again later.
 LEFT_BEHIND = 75
 CANNOT_BEGIN = (
@@ -112,26 +113,23 @@ class Child:
             ready=self.feeder.note_ready,
             scheduled=lambda: self.channel.send(scheduled=True),
         )
+        #: The parts with a thread and a database session of their own.
+        self.services: list[Service] = [self.feeder, self.settler]
         #: What each part was doing at the last check, and for how many checks in a row.
         self._stages: dict[Any, tuple[Any, int]] = {}
         self._next_watch: Timer | None = None
-        self._functions = registry.known_versions()
+        self._known = -1
         self._is_started = self.is_stopping = False
         self._ends_at = 0.0
         #: Whether each running task has finished.
         self.have_all_finished = True
-
-    @property
-    def services(self) -> list[Service]:
-        """The parts with a thread and a database session of their own."""
-        return [self.feeder, self.settler]
 
     def run(self) -> int:
         """Run until the parent ends this child, or until it has to be replaced. Return the exit code."""
         self.loop.watch(self.channel, READ, self.receive)
         # Messages may have come together with the options.
         self.loop.call_soon(self.receive)
-        self.channel.send(ready=self._functions)
+        self._tell_functions()
         self.settler.start()
         self.executor.start()
         self.loop.call_later(0.0, self._check)
@@ -209,23 +207,25 @@ class Child:
         self.settler.write_progress_soon()
         for service in self.services:
             service.end_late()
-        self._tell_new_functions()
+        if registry.count() != self._known:
+            self._tell_functions()
         close_sessions_of_ended_threads()
         self.channel.send(report=self.report())
-        if not self.is_stopping and (reason := self.in_flight.limit_reached(self.options["max_memory"])):
-            self.channel.send(replace=reason)
+        limit = self.in_flight.limit_reached(self.options["max_memory"], has_ended_any=bool(self.settler.counts))
+        if limit and not self.is_stopping:
+            self.channel.send(replace=limit)
             self.stop()
 
-    def _tell_new_functions(self) -> None:
-        if registry.count() != len(self._functions):
-            self._functions = registry.known_versions()
-            self.channel.send(ready=self._functions)
+    def _tell_functions(self) -> None:
+        self._known = len(registry.known_versions())
+        self.channel.send(ready=registry.known_versions())
 
     def report(self) -> dict[str, Any]:
         """Return the numbers and the health of this child, for probes and metrics."""
-        in_flight, counts = self.in_flight, self.settler.counts
+        # A copy, because the settler may count at this moment.
+        in_flight, counts = self.in_flight, dict(self.settler.counts)
         return {
-            "claimed": in_flight.claimed,
+            "claimed": sum(counts.values()) + len(in_flight.claims),
             "in_flight": len(in_flight.claims),
             "running": in_flight.running,
             "unsettled": in_flight.unsettled,
@@ -253,7 +253,7 @@ class Child:
                     return f"{claim} has waited for {LONGEST_PHASE} s before or after its function."
         if self.executor.is_missing:
             return "A thread of the executor has ended."
-        return CANNOT_BEGIN if self.executor.is_unable else None
+        return CANNOT_BEGIN if self.in_flight.unable_for > LONGEST_UNABLE else None
 
     def _checks_in_stage(self, part: Any, stage: Any) -> int:
         """Return at how many checks in a row a part was at this stage; None is no stage.

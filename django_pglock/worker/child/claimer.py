@@ -8,6 +8,7 @@ find it again, a second at most.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -20,8 +21,9 @@ from django.db import Error as DatabaseFailure
 
 from django_pglock.store.claim import ClaimStatement, claim_fair, claim_statement, claims_of
 from django_pglock.store.rate import note_starts
-from django_pglock.store.ready import ready_queues
+from django_pglock.store.ready import ready_paths, ready_queues
 from django_pglock.tasks import registry
+from django_pglock.tasks.registry import import_function
 from django_pglock.worker.queues import Queues
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ LIFETIME_FACTOR = 20
 FEW_QUEUES = 100
 #: Seconds after which a claim from many queues ends, and what it has got begins. The next one continues.
 LONGEST_CLAIM = 0.05
+#: Seconds between two searches while tasks are ready that this process cannot claim, and while it has other work.
+SEARCH_INTERVAL, BUSY_SEARCH_INTERVAL = 1.0, 30.0
 
 
 class Claimer:
@@ -65,7 +69,10 @@ class Claimer:
         self.has_more = False
         #: Whether any queue had ready tasks at the last claim.
         self.was_ready = False
+        #: Whether the last search has found tasks whose functions this process does not know.
+        self.has_unknown = False
         self._clock = clock
+        self._searched_at = -math.inf
         # The queues that had ready tasks when they were last read, whether also with ``fair=``, and until when this is
         # used.
         self._ready: dict[str, bool] = {}
@@ -92,6 +99,19 @@ class Claimer:
             self._cursors = {
                 kind: QueueCursors(self.using, self.worker, paths[kind], self.backend, self._clock) for kind in paths
             }
+
+    def is_search_due(self, after: float) -> bool:
+        """Return whether the last search for functions was so many seconds ago."""
+        return time.monotonic() - self._searched_at >= after
+
+    def search(self) -> bool:
+        """Import the modules that ready tasks name, if ``tasks/registry.py`` allows it. Return whether it found any."""
+        self._searched_at = time.monotonic()
+        served = {path for queue, path in ready_paths(self.using) if self.queues.serves(queue)}
+        unknown = [path for path in sorted(served) if registry.find(path) is None]
+        found = [path for path in unknown if import_function(path)]
+        self.has_unknown = len(found) < len(unknown)
+        return bool(found)
 
     def claim(self, kind: FunctionKind, limit: int, *, notified: Collection[str] = ()) -> list[Claim]:
         """Claim up to ``limit`` tasks. ``notified``: the queues that notifications have named; empty: find them."""

@@ -24,9 +24,8 @@ from django.db import connections
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.stopping import current_attempt
 from django_pglock.store.outcome import GivenBack
-from django_pglock.worker.child.attempt import Attempt
+from django_pglock.worker.child.attempt import Attempt, end_by_error, run_async
 from django_pglock.worker.child.in_flight import EndedClaim, InFlight
-from django_pglock.worker.child.run import end_by_error, run_async
 from django_pglock.worker.child.runners import Runner, TaskThread, Watchdog, close, coroutine_text, stack_text
 from django_pglock.worker.child.task_connections import (
     CHECK_INTERVAL,
@@ -64,15 +63,16 @@ class EventLoop:
         return self.thread is None or not (self.thread.is_alive() or self.orm.is_open)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start both threads. Raises ``RuntimeError`` if the process has no thread left for them."""
+        self.orm.submit(time.monotonic)
         loop = asyncio.new_event_loop()
         # Here sync_to_async() looks up the thread of a loop. The type annotation of asgiref allows only its own
         # executor class, but asgiref works with any executor.
         executors: dict[Any, Any] = AsyncToSync.loop_thread_executors
         executors[loop] = self.orm
-        self.thread = threading.Thread(target=self._serve, args=[loop], name="lockworker-loop", daemon=True)
-        self.thread.start()
-        self._loop = loop
+        thread = threading.Thread(target=self._serve, args=[loop], name="lockworker-loop", daemon=True)
+        thread.start()
+        self.thread, self._loop = thread, loop
 
     def run(self, attempt: Attempt) -> None:
         """Start an attempt on the loop and return at once."""
@@ -168,7 +168,7 @@ class Coroutine(Runner):
         # Not returned: asyncio counts a coroutine that has cancelled itself at its end as cancelled.
         try:
             self.ended = await run_async(attempt, self)
-        except BaseException as error:  # noqa: BLE001 - see the top of run.py
+        except BaseException as error:  # noqa: BLE001 - see attempt.py
             self.ended = end_by_error(attempt.claims, attempt.using, error, has_begun=attempt.was_called)
 
     def stop(self, attempt: Attempt) -> None:

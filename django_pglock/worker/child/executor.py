@@ -20,11 +20,10 @@ from django_pglock.store.outcome import GivenBack, Retried, Succeeded
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_backends, task_started
 from django_pglock.tasks.options import Group
-from django_pglock.worker.child.attempt import Attempt
+from django_pglock.worker.child.attempt import Attempt, end_by_error, prepare, run
 from django_pglock.worker.child.event_loop import EventLoop
 from django_pglock.worker.child.in_flight import EndedClaim, InFlight, Slot
 from django_pglock.worker.child.logs import send
-from django_pglock.worker.child.run import end_by_error, prepare, run
 from django_pglock.worker.child.runners import TaskThread, Watchdog, stacks, stop
 from django_pglock.worker.child.task_connections import (
     CHECK_INTERVAL,
@@ -36,9 +35,6 @@ from django_pglock.worker.child.task_connections import (
 )
 
 logger = get_logger(WORKER)
-
-#: Seconds after which the process ends if it could begin no task in this time.
-LONGEST_UNABLE = 30.0
 
 
 class Executor:
@@ -83,11 +79,6 @@ class Executor:
         """Whether a thread has ended although the executor was not stopped."""
         ended = any(not thread.is_alive() for thread in self._threads)
         return self._is_started and (ended or self.loop.is_missing) and not self._stopping.is_set()
-
-    @property
-    def is_unable(self) -> bool:
-        """Whether the process cannot begin tasks. Another one may have the memory, threads or sessions for them."""
-        return self.in_flight.unable_for > LONGEST_UNABLE and not self._stopping.is_set()
 
     @property
     def is_idle(self) -> bool:
@@ -210,7 +201,7 @@ def execute(
         if attempt.has_observers:
             send(task_started, claim, attempt.result)
         return begin(attempt)
-    except BaseException as error:  # noqa: BLE001 - see the top of run.py
+    except BaseException as error:  # noqa: BLE001 - see attempt.py
         if isinstance(attempt, Attempt):
             return end_by_error(attempt.claims, using, error, has_begun=attempt.was_called)
         return end_by_error([claim], using, error, has_begun=False)

@@ -5,27 +5,40 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from django.db import transaction
+
 from django_pglock.conf import get_settings
-from django_pglock.store.liveness import LATE, silent_after
-from django_pglock.store.ready import ready_paths
+from django_pglock.error_reading import one_line
+from django_pglock.store.admit import admit, blocked_keys
+from django_pglock.store.liveness import LATE, silent_after, try_upkeep_lock
+from django_pglock.store.ready import next_due_in, paused_queues, unknown
+from django_pglock.store.release import promote
+from django_pglock.store.rescue import possibly_lost
 from django_pglock.store.settle import give_back, server_time
 from django_pglock.store.statements import keeps_plans
 from django_pglock.store.wake import MOST_HOPS, NEGATIVE_TTL, wake_others, write_sleep_flag
 from django_pglock.tasks import registry
-from django_pglock.tasks.registry import import_function
-from django_pglock.worker.child.claimer import ALL, ASYNC, SYNC, Claimer, FunctionKind
-from django_pglock.worker.child.drain import Drain
-from django_pglock.worker.child.exclusive_run import ExclusiveRun
+from django_pglock.worker.child.claimer import (
+    ALL,
+    ASYNC,
+    BUSY_SEARCH_INTERVAL,
+    SEARCH_INTERVAL,
+    SYNC,
+    Claimer,
+    FunctionKind,
+)
 from django_pglock.worker.child.in_flight import LONGEST_WAIT, InFlight
 from django_pglock.worker.queues import Queues
 from django_pglock.worker.service import Service, logger
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
+
 
 #: Seconds for which the feeder of an idle worker waits after a claim. Python runs one thread at a time. Without the
 #: wait, the task would begin only after the feeder has prepared its next poll.
@@ -119,7 +132,6 @@ class Feeder(Service):
         self._polled_at = self._found_at = 0.0
         self._busy_since: float | None = None
         self._compared_at = time.monotonic()
-        self._discovery = Discovery(using, queues)
         # Whether to search for unknown functions soon, because the last search was a moment before the last poll.
         self._is_search_due = False
         # A draining worker must not postpone a suspect, because it would leave the task behind.
@@ -202,14 +214,14 @@ class Feeder(Service):
 
     def _find_nothing(self, kind: FunctionKind, *, is_last_poll: bool) -> None:
         self._is_search_due = self.claimer.was_ready
-        if self._is_search_due and self._discovery.is_due(SEARCH_INTERVAL):
+        if self._is_search_due and self.claimer.is_search_due(SEARCH_INTERVAL):
             self._is_search_due = False
-            if self._discovery.search():
+            if self.claimer.search():
                 # This process knows the functions of the ready tasks now, and claims them in the next pass.
                 self._is_rest_empty = False
                 return
         # If this process does not know all functions, as during a deployment, another one may have the task.
-        is_unknown = self.claimer.was_ready and self._discovery.has_unknown
+        is_unknown = self.claimer.was_ready and self.claimer.has_unknown
         self._wake_others_if(kind != ALL or is_unknown, has_claimed=False)
         if self.drain is not None:
             # A thread may still be busy although its outcome is settled. Then this poll has left out sync functions.
@@ -241,8 +253,8 @@ class Feeder(Service):
         return kind, free.get(kind, 0)
 
     def _claim(self, kind: FunctionKind, limit: int) -> list[Claim]:
-        if self._discovery.is_due(BUSY_SEARCH_INTERVAL):
-            self._discovery.search()
+        if self.claimer.is_search_due(BUSY_SEARCH_INTERVAL):
+            self.claimer.search()
         self._polled_at = time.monotonic()
         claims = self.claimer.claim(kind, limit, notified=self._heard if self._is_rest_empty else ())
         now = time.monotonic()
@@ -388,29 +400,170 @@ class Feeder(Service):
             logger.warning("Gave back %d tasks that were claimed for this worker and never reached it.", lost)
 
 
-#: Seconds between two searches while tasks are ready that this process cannot claim, and while it has other work.
-SEARCH_INTERVAL, BUSY_SEARCH_INTERVAL = 1.0, 30.0
+#: Seconds for which a suspect waits until no other task runs. Doubled each time that this is not enough.
+WAIT_TIMEOUT = 10.0
+#: A suspect is postponed for this multiple of the time for which it has waited. So the threads lose at most one fifth
+#: of their time.
+POSTPONE_FACTOR = 4
 
 
-class Discovery:
-    """Imports the modules that ready tasks of the served queues name, if ``tasks/registry.py`` allows them."""
+class ExclusiveRun:
+    """Gives a task whose workers have died too often one more attempt, as the only task of this process.
 
-    def __init__(self, using: str, queues: Queues) -> None:
-        self.using = using
-        self.queues = queues
-        self._searched_at = -inf
-        #: Whether the last search has found tasks whose functions this process does not know.
-        self.has_unknown = False
+    The same applies to a task that ends its session again and again: see ``rescue.py``.
 
-    def is_due(self, after: float) -> bool:
-        """Return whether the last search was so many seconds ago."""
-        return time.monotonic() - self._searched_at >= after
+    When a process dies, it is not known which of its tasks was the cause. So each task that was running there counts a
+    rescue. A task may end FAILED because of its rescues only after an attempt in which it was the only task of its
+    process. The other tasks were not the cause, and they run to their end. With ``MAX_RESCUES=0`` there is no such
+    attempt: the first death ends the task.
 
-    def search(self) -> bool:
-        """Import the modules. Return whether functions were found."""
-        self._searched_at = time.monotonic()
-        served = {path for queue, path in ready_paths(self.using) if self.queues.serves(queue)}
-        unknown = [path for path in sorted(served) if registry.find(path) is None]
-        found = [path for path in unknown if import_function(path)]
-        self.has_unknown = len(found) < len(unknown)
-        return bool(found)
+    Such a task, the suspect, waits until no other task runs in the process. While it waits, no other task begins, but a
+    running task may run for hours. So the suspect waits for some seconds. Then it is postponed for several times as
+    long, and the process works as usual meanwhile. The next suspect waits twice as long, and so on, until the wait is
+    longer than the other tasks run. So the process loses only a fixed share of its time. With ``may_postpone=False`` it
+    waits as long as it takes, because the process ends soon.
+    """
+
+    def __init__(self, in_flight: InFlight, *, may_postpone: bool = True) -> None:
+        self.in_flight = in_flight
+        self._first_timeout = WAIT_TIMEOUT if may_postpone else inf
+        self._timeout = self._first_timeout
+        self._suspect: Claim | None = None
+        self._has_begun = False
+        self._waits_since = 0.0
+        self._none_before = 0.0
+
+    def hold_back_suspects(self, claims: Sequence[Claim]) -> Sequence[Claim]:
+        """Return the claims that may begin now: all, unless one of them is a suspect.
+
+        While suspects are postponed, postpone these as well, and return the others. Otherwise return none: the first
+        suspect waits for its exclusive run, and all other claims are given back.
+        """
+        most = max(1, get_settings().MAX_RESCUES)
+        suspects = [claim for claim in claims if claim.rescues >= most]
+        if not suspects:
+            return claims
+        now = time.monotonic()
+        if now < self._none_before:
+            self.in_flight.add(suspects)
+            self.in_flight.abandon(suspects, self._none_before - now)
+            return [claim for claim in claims if claim not in suspects]
+        suspect = suspects[0]
+        text = "%s was rescued %d times. It waits until this worker runs no other task."
+        logger.warning(text, suspect, suspect.rescues)
+        self._suspect, self._has_begun, self._waits_since = suspect, False, now
+        self.in_flight.add(claims)
+        for claim in claims:
+            if claim is not suspect:
+                self.in_flight.give_back(claim)
+        self.in_flight.give_back_waiting()
+        return ()
+
+    def advance(self) -> bool:
+        """Begin the suspect if no other task runs, postpone it if it waits too long. Return whether there is one."""
+        suspect = self._suspect
+        if suspect is None:
+            return False
+        if (suspect.id, suspect.attempt) not in self.in_flight.claims:
+            self._suspect = None
+        elif not self._has_begun and len(self.in_flight.claims) == 1:
+            self._has_begun = True
+            self._timeout = self._first_timeout
+            self.in_flight.begin([suspect])
+        elif not self._has_begun and (now := time.monotonic()) - self._waits_since > self._timeout:
+            seconds = self._timeout * POSTPONE_FACTOR
+            text = "%s waited %.0f s for the other tasks of this worker to end. It is postponed for %.0f s."
+            logger.warning(text, suspect, self._timeout, seconds)
+            self._suspect, self._none_before, self._timeout = None, now + seconds, self._timeout * 2
+            self.in_flight.abandon([suspect], seconds)
+        return self._suspect is not None
+
+    def end(self) -> None:
+        """Give back a suspect that still waits."""
+        if self._suspect is not None and not self._has_begun:
+            self.in_flight.give_back(self._suspect)
+
+
+#: Seconds between two queries for tasks of workers that may be dead.
+DEATH_CHECK_INTERVAL = 0.5
+#: The number of heartbeat intervals to wait for a rescue beyond HEARTBEAT_LIMIT: another worker must become a witness,
+#: and do rounds of upkeep.
+RESCUE_MARGIN = 5
+
+
+@dataclass(eq=False)
+class Drain:
+    """``--drain``: what a worker waits for before it ends, and what it leaves behind.
+
+    ``queues`` and ``backend`` are those that the worker serves. ``end`` is called when the worker must end. Then
+    ``left_behind`` has, in words, the tasks that the worker should have run and that perhaps no worker will run.
+    """
+
+    using: str
+    queues: Queues
+    worker: UUID
+    end: Callable[[], None]
+    backend: str | None = None
+    left_behind: list[str] = field(default_factory=list)
+    _waits_since: float | None = None
+    _queried_at: float = -DEATH_CHECK_INTERVAL
+    _possibly_lost: dict[str, int] = field(default_factory=dict)
+
+    def is_last_poll(self, in_flight: InFlight) -> bool:
+        """Promote due tasks, and admit to lock keys. Return whether nothing is in flight and no task was due."""
+        if in_flight.claims or self._waits_for_rescue():
+            return False
+        due_in = next_due_in(self.using)
+        if due_in is not None and due_in <= 0:
+            with transaction.atomic(using=self.using):
+                # Not beside a round of upkeep: each would skip what the other has locked, and the younger of two tasks
+                # of a lock key could be admitted first.
+                if try_upkeep_lock(self.using):
+                    promote(self.using)
+            return False
+        # Another worker may have promoted tasks, and not yet admitted the first task of each key.
+        admit(self.using, blocked_keys(self.using, ""))
+        return True
+
+    def _waits_for_rescue(self) -> bool:
+        """Return whether tasks run on workers that may be dead. They are rescued soon, or their workers beat again."""
+        now = time.monotonic()
+        if now - self._queried_at >= DEATH_CHECK_INTERVAL:
+            self._queried_at = now
+            found = possibly_lost(self.using, backend=self.backend)
+            self._possibly_lost = {queue: count for queue, count in found if self.queues.serves(queue)}
+        if not self._possibly_lost:
+            self._waits_since = None
+            return False
+        self._waits_since = self._waits_since or now
+        settings = get_settings()
+        return now - self._waits_since < settings.HEARTBEAT_LIMIT + RESCUE_MARGIN * settings.HEARTBEAT_INTERVAL
+
+    def give_up(self, error: BaseException) -> None:
+        """End the worker because its role lacks a right. A cron job must not wait until the right is granted."""
+        if not self.left_behind:
+            self.left_behind = ["what it may not claim"]
+            text = "This worker ends, because its role lacks a right: %s. docs/security.md lists what it needs."
+            logger.error(text, one_line(error))
+            self.end()
+
+    def finish(self) -> None:
+        """Log what the worker leaves behind, then end it."""
+        self.left_behind = [
+            f"{_tasks(count)} of queue {queue!r} that {'runs' if count == 1 else 'run'} on a worker that may be dead"
+            for queue, count in sorted(self._possibly_lost.items())
+        ]
+        paused, known = paused_queues(self.using), registry.known_paths()
+        self.left_behind += [
+            f"{_tasks(each.waiting)} of queue {each.queue!r} that {'calls' if each.waiting == 1 else 'call'} "
+            f"{each.task_path!r}, which this worker does not know"
+            for each in unknown(self.using, worker=self.worker, backend=self.backend)
+            if self.queues.serves(each.queue) and each.queue not in paused and each.task_path not in known
+        ]
+        for what in self.left_behind:
+            logger.error("This worker has no more tasks to run. It leaves %s.", what)
+        self.end()
+
+
+def _tasks(count: int) -> str:
+    return "1 task" if count == 1 else f"{count} tasks"

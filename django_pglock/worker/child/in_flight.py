@@ -75,8 +75,8 @@ class ThreadCapacity:
         self.slots = [Slot() for _ in range(count)]
         self.inbox: Inbox = SimpleQueue()
         self._changed = changed
-        # How many claims were put into the inbox, and how many were taken back before they began.
-        self._put = self._taken_back = 0
+        # How many claims were put into the inbox, without those that were taken back before they began.
+        self._put = 0
         # A moment, and how many claims had been put by then. It moves on when all of these have begun.
         self._marked_at, self._put_before = 0.0, 0
         #: The mean duration of the last tasks in seconds, written by all threads; None: no task has ended.
@@ -120,18 +120,17 @@ class ThreadCapacity:
     def take_back(self) -> Iterator[Claim]:
         """Take the claims that no thread has begun out of the inbox, and yield them."""
         for claim in _taken_from(self.inbox):
-            self._taken_back += 1
+            self._put -= 1
             yield claim
 
     @property
     def waiting(self) -> int:
         """How many claims wait for a thread. A claim counts until the thread that has taken it counts as busy."""
-        return max(0, self._put - self._taken)
+        return max(0, self._put - self._begun)
 
     @property
-    def _taken(self) -> int:
-        """How many claims have left the inbox."""
-        return self._taken_back + sum(slot.begun for slot in self.slots)
+    def _begun(self) -> int:
+        return sum(slot.begun for slot in self.slots)
 
     @property
     def running(self) -> int:
@@ -153,7 +152,7 @@ class ThreadCapacity:
     def are_late(self) -> bool:
         """Return whether claims have waited for ``LONGEST_WAIT`` seconds, and are not expected to begin soon."""
         now = time.monotonic()
-        if self._taken >= self._put_before:
+        if self._begun >= min(self._put_before, self._put):
             self._marked_at, self._put_before = now, self._put
         if now - self._marked_at < LONGEST_WAIT:
             return False
@@ -235,10 +234,6 @@ class InFlight:
         self.claiming_groups: dict[Claim, str | None] = {}
         #: How many ended claims the settler has taken and not yet written. Only the settler sets it.
         self.settling = 0
-        #: How many tasks were claimed since the start. Protected by a lock, because threads claim for their groups,
-        #: too.
-        self.claimed = 0
-        self._counting = threading.Lock()
         #: For how many seconds no claim could begin in this process, although it tried; and since when.
         self.unable_for, self._unable_since = 0.0, math.inf
         #: When claims last came or went, or the answer to a claim was lost, by time.monotonic(). For some time after
@@ -324,8 +319,6 @@ class InFlight:
         """Add claims without passing them on. The caller runs or ends them."""
         self.claims.update(zip(map(attrgetter("id", "attempt"), claims), claims, strict=True))
         self.changed_at = time.monotonic()
-        with self._counting:
-            self.claimed += len(claims)
 
     def end(self, ended: EndedClaim) -> None:
         """Pass an ended claim, and the other claims of its group call, to the settler."""
@@ -360,12 +353,11 @@ class InFlight:
         for claim in claims:
             self.outbox.put(EndedClaim(claim, Abandoned(delay)))
 
-    def limit_reached(self, max_memory: float | None) -> str:
+    def limit_reached(self, max_memory: float | None, *, has_ended_any: bool) -> str:
         """Return in words which limit the process has reached; empty: none. ``max_memory`` is in MiB."""
         if self.claims_left == 0 and not self.claims:
             return "it has run its maximum number of tasks"
         # Only after one task. If the limit is below the memory of the project itself, the worker still runs some tasks.
-        has_ended_any = self.claimed > len(self.claims)
         if max_memory is not None and has_ended_any and (used := resident_memory() / 2**20) > max_memory:
             return f"it uses {used:.0f} MiB of memory"
         return ""

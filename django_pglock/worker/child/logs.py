@@ -164,17 +164,14 @@ class Observers:
     """
 
     def __init__(self) -> None:
-        self._checked_at, self._exist = -math.inf, True
-
-    def forget(self) -> None:
-        """Check at the next call whether there are observers."""
-        self._checked_at = -math.inf
+        #: When they were last searched, by time.monotonic(). Minus infinity: search at the next call.
+        self.checked_at, self._exist = -math.inf, True
 
     def exist(self) -> bool:
         """Return whether there are observers, as of at most ``CHECK_INTERVAL`` seconds ago."""
         now = time.monotonic()
-        if now - self._checked_at >= CHECK_INTERVAL:
-            self._checked_at = now
+        if now - self.checked_at >= CHECK_INTERVAL:
+            self.checked_at = now
             is_logged = PACKAGE_LOGGER.isEnabledFor(logging.INFO) or logger.isEnabledFor(logging.DEBUG)
             self._exist = is_logged or any(map(_has_receivers, (task_started, task_finished)))
         return self._exist

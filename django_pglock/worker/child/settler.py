@@ -282,11 +282,12 @@ class Settler(Service):
             each.claim for each in batch if each.claim.log is not None and isinstance(each.outcome, Succeeded)
         ]:
             write_logs(self.using, logged)
-        if suspects := [ended for ended in open_ if getattr(ended.outcome, "is_suspect", False)]:
+        suspects = [(each, each.outcome) for each in open_ if isinstance(each.outcome, Interrupted)]
+        if any(outcome.is_suspect for _, outcome in suspects):
             # Some of the interrupted tasks may have ended their sessions themselves.
             times = server_times(self.using)
-            for ended in suspects:
-                ended.outcome = judge(ended.claim, ended.outcome, times)
+            for ended, outcome in suspects:
+                ended.outcome = judge(ended.claim, outcome, times) if outcome.is_suspect else outcome
         successes = [ended for ended in open_ if isinstance(ended.outcome, Succeeded)]
         others = [ended for ended in open_ if not isinstance(ended.outcome, Succeeded)]
         return self._report(batch, {**self._settle(successes), **self._settle(others)})

@@ -127,7 +127,7 @@ def test_a_task_of_a_schedule_leads_to_the_schedule(client):
 
 
 TRACE = """Traceback (most recent call last):
-  File "/venv/lib/python3.12/site-packages/django_pglock/worker/child/run.py", line 12, in run
+  File "/venv/lib/python3.12/site-packages/django_pglock/worker/child/attempt.py", line 12, in run
     return function()
   File "/srv/shop/bank.py", line 88, in charge
     connect(<bank>)

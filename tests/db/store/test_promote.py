@@ -16,7 +16,7 @@ from django_pglock.store.outcome import Failure, Retried
 from django_pglock.store.ready import next_due_in
 from django_pglock.store.release import promote, restart_delays
 from django_pglock.store.settle import settle
-from django_pglock.worker.child import drain
+from django_pglock.worker.child import feeder
 from django_pglock.worker.parent import upkeep
 from tests import server_clock
 from tests.db.store.endings import statuses
@@ -147,7 +147,7 @@ def test_a_drain_promotes_only_in_turn_with_rounds_of_upkeep(monkeypatch):
         return promote(using)
 
     monkeypatch.setattr(upkeep, "promote", lambda using: 0)
-    monkeypatch.setattr(drain, "promote", promote_and_look)
+    monkeypatch.setattr(feeder, "promote", promote_and_look)
     keyed.step.using(run_after=timedelta(seconds=1)).enqueue(1)
     Task.objects.update(run_after=Now())
     assert InProcessWorker(drain=True).run_here()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from uuid import uuid4
 
 import pytest
 from django.core import mail
@@ -12,7 +13,7 @@ from django.utils.module_loading import import_string
 from django_pglock.models import Task
 from django_pglock.store.wake import wake
 from django_pglock.tasks import registry
-from django_pglock.worker.child.feeder import Discovery
+from django_pglock.worker.child.claimer import Claimer
 from django_pglock.worker.queues import Queues
 from tests.sample import tasks
 from tests.sample.models import Effect
@@ -87,7 +88,7 @@ def test_a_worker_imports_only_modules_of_task_functions(worker, eventually, cap
 
 def test_functions_are_imported_only_for_served_queues():
     enqueue_unknown(queue="mail")
-    assert Discovery("default", Queues(["other"])).search() is False
+    assert Claimer("default", uuid4(), Queues(["other"])).search() is False
     assert "tests.sample.mail" not in sys.modules
-    assert Discovery("default", Queues(["ma*"])).search() is True
+    assert Claimer("default", uuid4(), Queues(["ma*"])).search() is True
     assert registry.find(PATH) is not None

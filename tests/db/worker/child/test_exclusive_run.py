@@ -10,7 +10,7 @@ from django.db import transaction
 
 from django_pglock.conf import get_settings
 from django_pglock.models import Task
-from django_pglock.worker.child import exclusive_run
+from django_pglock.worker.child import feeder
 from tests.sample import chaos_tasks, running_tasks
 from tests.sample.models import Effect, Run
 
@@ -60,7 +60,7 @@ def test_a_task_whose_workers_died_runs_alone(worker, eventually):
 
 def test_an_exclusive_run_does_not_keep_idle_threads_waiting_for_long(busy, eventually, monkeypatch, caplog, gate):
     """Another task runs for hours: the suspects are postponed, the others run, and each suspect runs alone later."""
-    monkeypatch.setattr(exclusive_run, "WAIT_TIMEOUT", 1.0)
+    monkeypatch.setattr(feeder, "WAIT_TIMEOUT", 1.0)
     running = busy(threads=3)
     with transaction.atomic():
         suspects = enqueue_suspects(3)
@@ -81,7 +81,7 @@ def test_an_exclusive_run_does_not_keep_idle_threads_waiting_for_long(busy, even
 
 def test_a_draining_worker_does_not_postpone_an_exclusive_run(busy, eventually, monkeypatch, gate):
     """Otherwise the worker would end without running the task."""
-    monkeypatch.setattr(exclusive_run, "WAIT_TIMEOUT", 0.05)
+    monkeypatch.setattr(feeder, "WAIT_TIMEOUT", 0.05)
     running = busy(threads=2, drain=True)
     with transaction.atomic():
         suspects = enqueue_suspects()

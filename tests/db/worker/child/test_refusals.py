@@ -14,7 +14,7 @@ from django.db.backends.signals import connection_created
 from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task
 from django_pglock.store import rescue
-from django_pglock.worker.child import executor, run
+from django_pglock.worker.child import attempt, child
 from django_pglock.worker.child.attempt import Attempt
 from django_pglock.worker.child.event_loop import EventLoop
 from tests.db.worker.conftest import wait_for_end
@@ -159,8 +159,8 @@ def test_a_change_that_is_refused_at_commit_is_the_tasks_failure(worker, eventua
 BEFORE_CALL = {
     "no memory for the arguments": (Attempt, "__init__", MemoryError()),
     "no memory around the call": (Attempt, "observe", MemoryError()),
-    "no session": (run, "connection_for", OperationalError("FATAL:  sorry, too many clients already")),
-    "no file descriptor": (run, "connection_for", OSError(24, "Too many open files")),
+    "no session": (attempt, "connection_for", OperationalError("FATAL:  sorry, too many clients already")),
+    "no file descriptor": (attempt, "connection_for", OSError(24, "Too many open files")),
     "no thread": (EventLoop, "run", RuntimeError("can't start new thread")),
     "no thread for the call": (Attempt, "begin", RuntimeError("can't start new thread")),
     "no thread for the call of a coroutine": (Attempt, "begin", RuntimeError("can't start new thread")),
@@ -171,7 +171,7 @@ BEFORE_CALL = {
 def test_a_process_that_cannot_begin_tasks_gives_them_back_and_ends(worker, monkeypatch, eventually, caplog, what):
     """Before, it took tasks as fast as they came, and each of them was FAILED without a start."""
     place, name, error = BEFORE_CALL[what]
-    monkeypatch.setattr(executor, "LONGEST_UNABLE", 1.0)
+    monkeypatch.setattr(child, "LONGEST_UNABLE", 1.0)
     task = tasks.sleep_async if "coroutine" in what or what == "no thread" else tasks.record_atomically
     for _ in range(10):
         task.enqueue(0)
@@ -189,12 +189,14 @@ def test_a_process_that_cannot_begin_tasks_gives_them_back_and_ends(worker, monk
     assert attempts < 20 * processes, "it took them as fast as they came"
 
 
-def test_a_process_without_a_thread_for_coroutines_is_replaced(worker, monkeypatch, eventually):
+@pytest.mark.parametrize("name", ["lockworker-async-starter", "lockworker-orm_0", "lockworker-loop"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_process_without_a_thread_for_coroutines_is_replaced(worker, monkeypatch, eventually, name):
     """Its claim is in flight already. It must not stay there as long as the process lives."""
     start, failures = threading.Thread.start, iter([True])
 
     def fail_once(thread):
-        if thread.name == "lockworker-async-starter" and next(failures, False):
+        if thread.name == name and next(failures, False):
             raise RuntimeError("can't start new thread")
         start(thread)
 
@@ -215,7 +217,7 @@ def raising(error):
 
 def test_a_process_that_begins_some_tasks_goes_on(worker, eventually, monkeypatch):
     """One task of many needs more memory than there is. Its process runs the others."""
-    monkeypatch.setattr(executor, "LONGEST_UNABLE", 0.0)
+    monkeypatch.setattr(child, "LONGEST_UNABLE", 0.0)
     begin = Attempt.__init__
 
     def fail_sometimes(attempt, claim, using):

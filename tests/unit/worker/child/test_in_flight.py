@@ -125,12 +125,11 @@ def test_coroutines_have_a_separate_capacity(monkeypatch):
 def test_the_memory_limit_is_in_mebibytes_and_is_checked_after_the_first_task(monkeypatch):
     in_flight = InFlight(1)
     assert resident_memory() > 5 * 2**20
-    assert in_flight.limit_reached(1) == ""
-    in_flight.claimed = 1
+    assert in_flight.limit_reached(1, has_ended_any=False) == ""
     monkeypatch.setattr(module, "resident_memory", lambda: 300 * 2**20)
-    assert in_flight.limit_reached(300) == ""
-    assert in_flight.limit_reached(299) == "it uses 300 MiB of memory"
-    assert in_flight.limit_reached(None) == ""
+    assert in_flight.limit_reached(300, has_ended_any=True) == ""
+    assert in_flight.limit_reached(299, has_ended_any=True) == "it uses 300 MiB of memory"
+    assert in_flight.limit_reached(None, has_ended_any=True) == ""
 
 
 @pytest.mark.parametrize(("platform", "unit"), [("darwin", 1), ("freebsd14", 1024)])
