@@ -217,7 +217,7 @@ class Child:
             self.stop()
 
     def _tell_functions(self) -> None:
-        self._known = len(registry.known_versions())
+        self._known = registry.count()
         self.channel.send(ready=registry.known_versions())
 
     def report(self) -> dict[str, Any]:
