@@ -20,6 +20,7 @@
         ├── TaskCancelled                             recorded: a cancel of the running task was requested
         ├── TooManySnoozes                            recorded for a task that snoozed more often than max_snoozes
         ├── DependencyFailed                          recorded for a task whose after= task did not succeed
+        ├── TaskExpired                               recorded for a task that had not begun by its expires=
         ├── ClaimLost                                 the task no longer belongs to this worker
         └── WorkerLost                                recorded for an attempt whose worker died
 
@@ -219,6 +220,10 @@ class TaskStopped(Picklable, BaseException):
 
 class DependencyFailed(TaskError):
     """A task in ``after=`` did not succeed, so this one never runs. Not raised: its path is in the attempt's row."""
+
+
+class TaskExpired(TaskError):
+    """A task had not begun when its ``expires`` was over. Never raised: its path is in the attempt's row."""
 
 
 class TooManySnoozes(TaskError):

@@ -215,6 +215,7 @@ if TYPE_CHECKING:
         unique: UniqueOption | None
         fair: str | None
         rate: RateOption | None
+        expires: float | timedelta | datetime | None
         keep_result: float | timedelta | None
         meta: dict[str, Any] | None
 

@@ -83,6 +83,8 @@ class TaskFields(Task):  # type: ignore[type-arg]
       those that are next in the order of the lock key.
     - ``fair``: a template; keys take turns, so that a million tasks of one key do not delay ten of another.
     - ``rate``: ``"10/s"`` or ``Rate``: the largest number of starts in a time.
+    - ``expires``: seconds or a timedelta after the enqueue, or a date. A task that has not begun by then is CANCELLED
+      by the worker that claims it.
     - ``keep_result``: seconds or a timedelta after which the row of the finished task may be deleted.
     - ``redact``: names of arguments, or of keys inside of them, whose values are not shown to people, such as
       ``("card", "password")``. ``"return"`` is the result. True means all values. The row keeps the values.
@@ -118,6 +120,7 @@ class TaskFields(Task):  # type: ignore[type-arg]
     group: Group | None = option(None, check.group, By.FUNCTION)
     fair: str | None = option(None, check.template)
     rate: Rate | None = option(None, check.rate)
+    expires: float | timedelta | datetime | str | None = option(None, check.expiry, is_carried=True)
     keep_result: float | timedelta | None = option(None, duration)
     cron: str | None = option(None, check.anything, By.FUNCTION)
     every: float | timedelta | None = option(None, duration, By.FUNCTION)
@@ -209,6 +212,7 @@ FOREIGN_OPTIONS = _by_word(
         "concurrency_limit max_concurrency": "concurrency",
         "once queueing_lock singleton unique_key uniqueness": "unique",
         "rate_limit": "rate",
+        "expire max_age ttl": "expires",
         "ignore_result result_expires result_ttl": "keep_result, the seconds for which a finished task is kept",
         "crontab periodic schedule": "@task(cron=…) or @task(every=…)",
         "interval": "@task(every=…)",
@@ -216,7 +220,6 @@ FOREIGN_OPTIONS = _by_word(
         "depends_on": "using(after=…)",
         "headers": "meta",
         # No option of ours means the same.
-        "expire expires max_age ttl": "a check of the date into the function, because a waiting task does not expire",
         "acks_late reject_on_worker_lost": "nothing, because a task whose worker has died always runs again",
         "link on_success": "using(after=result) for the other task, with the result of this one",
         "link_error on_failure": "using(after_ended=result) for another task, which looks at the result of this one",

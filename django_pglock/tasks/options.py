@@ -16,6 +16,9 @@ from datetime import datetime, timedelta
 from types import NoneType
 from typing import Any, Literal, TypeVar
 
+from django.utils.dateparse import parse_datetime
+from django.utils.timezone import is_aware, make_aware
+
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks.queues import check_text
 from django_pglock.tasks.retry import Check, duration, keep, seconds_of
@@ -187,6 +190,14 @@ def timeout(option: str, value: Any) -> Any:
     if seconds == 0:
         raise TaskOptionError(f"{option} is 0; give more than 0 seconds, or None.")
     return seconds
+
+
+def expiry(option: str, value: Any) -> Any:
+    """Accept a duration or a date, and return seconds, or the date as text, which a row can hold."""
+    if isinstance(value, datetime):
+        return (value if is_aware(value) else make_aware(value)).isoformat()
+    # A copy of the task is checked again.
+    return value if isinstance(value, str) and parse_datetime(value) else timeout(option, value)
 
 
 def backoff(option: str, value: Any) -> Any:

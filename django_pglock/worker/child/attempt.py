@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
@@ -27,6 +28,7 @@ from django_pglock.errors import (
     ClaimLost,
     TaskArgumentsError,
     TaskCancelled,
+    TaskExpired,
     TaskOptionError,
     TaskResultError,
     TaskStopped,
@@ -146,6 +148,17 @@ class Attempt:
             f"{where}, with atomic=True. The present version is a coroutine function, which has no transaction. "
             "Enqueue the call again without atomic, or retry the task with the other version."
         )
+
+    def expired(self) -> TaskExpired | None:
+        """Return the error of a task that had not begun by its ``expires``; None for every other task."""
+        expires = self.options.get("expires", self.definition.expires)
+        if expires is None or self.claim.started_at is not None:
+            return None
+        is_date = isinstance(expires, str)
+        end = datetime.fromisoformat(expires).timestamp() if is_date else float(self.claim.enqueued_at) + expires
+        # Both are of the server's clock.
+        late = float(self.claim.last_attempted_at) - end
+        return TaskExpired(f"The task began {late:.0f} s after its expires, so it does not run.") if late > 0 else None
 
     @property
     def result(self) -> TaskResult[..., Any]:
@@ -518,7 +531,8 @@ def prepare(claim: Claim, using: str) -> Attempt | EndedClaim:
     if claim.is_cancelled:
         return EndedClaim(claim, Cancelled(Failure.of(TaskCancelled())))
     try:
-        return Attempt(claim, using)
+        attempt = Attempt(claim, using)
+        return EndedClaim(claim, Cancelled(Failure.of(expired))) if (expired := attempt.expired()) else attempt
     except Exception as error:  # noqa: BLE001 - any program may write rows, and the user's code may decode them
         if is_of_process(error):
             # Earlier attempts cannot be read, for example. The function has not begun.

@@ -165,6 +165,7 @@ ANEW = {
     "atomic": True,
     "backend": "other",
     "concurrency": 3,
+    "expires": 60.0,
     "fair": "{number}",
     "keep_result": 60,
     "lock": "save:{number}",

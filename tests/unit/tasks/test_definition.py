@@ -296,7 +296,7 @@ def test_type_checkers_know_the_options_of_the_table():
         (By.FUNCTION, "eta", "send has no option 'eta'; write using(run_after=…)."),
         (By.CALL, "retry_delay", "send has no option 'retry_delay'; write @task(backoff=…)."),
         # keep_result would keep a task that nobody wants any more, and delete one that has run.
-        (By.CALL, "expires", "because a waiting task does not expire."),
+        (By.CALL, "ttl", "write expires."),
         # after= of this task would make it wait for the other one.
         (By.FUNCTION, "link", "write using(after=result) for the other task, with the result of this one."),
     ],
