@@ -5,8 +5,8 @@ No model is imported at module level, because ``@task`` makes the backend while 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -20,9 +20,9 @@ from django_pglock.errors import TaskArgumentsError, model_of
 from django_pglock.postgres.connections import connection_for, transaction_block
 from django_pglock.store.attempts import result_of_row, unknown_function
 from django_pglock.store.await_end import await_end, await_end_async
-from django_pglock.store.enqueue import enqueue, enqueue_many
+from django_pglock.store.enqueue import enqueue, enqueue_each, enqueue_many
 from django_pglock.store.id_range import id_in
-from django_pglock.store.insert_tasks import Call, batches, due_of, meta_of
+from django_pglock.store.insert_tasks import Call, Enqueued, batches, due_of, meta_of
 from django_pglock.store.statements import rows_of
 from django_pglock.store.why_it_waits import why_unfinished
 from django_pglock.tasks.arguments import to_json
@@ -97,6 +97,29 @@ class PostgresBackend(BaseTaskBackend):
             except ProgrammingError as error:
                 raise _explained(error, self._using) from error.__cause__
             observed.enqueued([str(row.id)])
+        return self._announced(task, row, args, kwargs)
+
+    def enqueue_each(self, tasks: Sequence[Any]) -> list[int]:
+        """Write one call without arguments of each of these tasks, by one statement. Return the ids.
+
+        For the ticks of schedules. Not for unique tasks, and not for those that run after others.
+        """
+        if type(self).enqueue is not PostgresBackend.enqueue:
+            # A project's own backend has its own rules for a call.
+            return [int(self.enqueue(each, (), {}).id) for each in tasks]
+        calls = [self._maker_of(each)((), {}) for each in tasks]
+        with ExitStack() as block:
+            observed = [block.enter_context(observe_enqueue(each)) for each in tasks]
+            metas = [meta_of(task, each.headers) for task, each in zip(tasks, observed, strict=True)]
+            rows = enqueue_each(self._using, list(zip(tasks, calls, metas, strict=True)))
+            for each, row in zip(observed, rows, strict=True):
+                each.enqueued([str(row.id)])
+        for task, row in zip(tasks, rows, strict=True):
+            self._announced(task, row, (), {})
+        return [row.id for row in rows]
+
+    def _announced(self, task: Any, row: Enqueued, args: Any, kwargs: Any) -> TaskResult[Any, Any]:
+        """Return the result of a row. Of a new one, receivers of Django's signal are told first."""
         if not row.is_new:
             return self.get_result(str(row.id))
         if (delay := due_of(task)[1]) is not None:

@@ -6,6 +6,7 @@ a third of the time that the statements of admit.py need. Only one transaction a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from django.db import OperationalError
@@ -103,13 +104,13 @@ def admit_one(using: str, task: TaskFields, id_: int, key: str) -> None:
     if is_admitted:
         wake(using, [task.queue_name])
     elif not is_known:
-        admit_next(using, task, [key])
+        admit_next(using, [key], is_rated=task.rate is not None)
 
 
-def admit_next(using: str, task: TaskFields, keys: list[str]) -> None:
+def admit_next(using: str, keys: Iterable[str], *, is_rated: bool) -> None:
     """Admit to the keys of new calls by the general statements."""
     admit(using, keys)
-    if task.rate is not None:
+    if is_rated:
         # Admission may have set the date of the next token. A sleeping worker has to read this date.
         wake_parents(using)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from django_pglock.store.admit_one import admit_next, admit_one, can_admit_at_once, enqueue_one
-from django_pglock.store.insert_tasks import Call, Enqueued, insert_calls
+from django_pglock.store.insert_tasks import Call, Enqueued, insert_calls, insert_each
 from django_pglock.store.release import release_ended_on_commit
 from django_pglock.store.unique import enqueue_unique
 from django_pglock.store.wake import after_commit, wake, wake_parents
@@ -27,7 +27,7 @@ def enqueue(using: str, task: TaskFields, call: Call, *, meta: str = "{}") -> En
     if enqueued.status != TaskStatus.BLOCKED:
         _wake(using, task, {enqueued.status})
     elif not is_done:
-        after_commit(using, admit_next, using, task, [call.lock])
+        after_commit(using, admit_next, using, [call.lock], is_rated=task.rate is not None)
     return enqueued
 
 
@@ -48,12 +48,29 @@ def enqueue_many(using: str, task: TaskFields, calls: Sequence[Call], *, meta: s
     return rows
 
 
+def enqueue_each(using: str, calls: Sequence[tuple[TaskFields, Call, str]]) -> list[Enqueued]:
+    """Add one call, with its ``meta``, of each of several tasks by one statement.
+
+    Not for unique tasks, and not for those that run after others.
+    """
+    rows = insert_each(using, calls)
+    keys, is_rated = set(), False
+    for (task, call, _), row in zip(calls, rows, strict=True):
+        _wake(using, task, {row.status})
+        if row.status == TaskStatus.BLOCKED:
+            keys.add(str(call.lock))
+            is_rated |= task.rate is not None
+    if keys:
+        after_commit(using, admit_next, using, keys, is_rated=is_rated)
+    return rows
+
+
 def _admit_on_commit(using: str, task: TaskFields, calls: Sequence[Call], rows: Sequence[Enqueued]) -> None:
     keys = [call.lock for call in calls if call.lock is not None]
     if len(rows) == len(keys) == 1:
         after_commit(using, admit_one, using, task, rows[0].id, keys[0])
     else:
-        after_commit(using, admit_next, using, task, keys)
+        after_commit(using, admit_next, using, keys, is_rated=task.rate is not None)
 
 
 def _wake(using: str, task: TaskFields, statuses: set[str]) -> None:

@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
+from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -213,7 +214,7 @@ class ScheduleKeeper:
             if row.is_enabled and (date := self._following(row)) is not None:
                 following[row] = date
         due = [Tick(row, row.next_at, date) for row, date in following.items() if _is_due(row)]
-        enqueued, are_left = self._enqueue(tasks, due) if due else ([], False)
+        enqueued, are_left = self._enqueue(tasks, due)
         if are_left:
             return Ticks(enqueued, 0.0)
         # The following tick, also if this tick failed or if another worker is taking it. A new check at once would be a
@@ -235,48 +236,43 @@ class ScheduleKeeper:
             logger.warning(text, *values)
 
     def _enqueue(self, tasks: dict[str, TaskFields], due: list[Tick]) -> tuple[list[int], bool]:
-        """Enqueue ticks, most of them together. Return the ids of the tasks, and whether ticks are left."""
+        """Enqueue ticks, most of them together. Return the ids of the tasks, and whether ticks are left.
+
+        If ticks fail together, it is not known which one failed, so each is tried alone. One that has failed remains
+        alone, behind those that have waited longer.
+        """
         together = [each for each in due if each.schedule.name not in self._alone]
-        enqueued = self._enqueue_together(tasks, together[:MOST_TICKS]) if together else []
+        enqueued = self._enqueue_or_log(tasks, together[:MOST_TICKS])
         alone = {each.schedule.name: each for each in due}
         until = time.monotonic() + TIME_FOR_TICKS
         for number, name in enumerate([name for name in self._alone if name in alone]):
             if number and time.monotonic() > until:
                 return enqueued, True
-            enqueued += self._enqueue_alone(tasks, alone[name])
+            del self._alone[name]
+            enqueued += self._enqueue_or_log(tasks, [alone[name]], is_alone=True)
         return enqueued, len(together) > MOST_TICKS
 
-    def _enqueue_together(self, tasks: dict[str, TaskFields], ticks: list[Tick]) -> list[int]:
-        """Enqueue ticks in one transaction. If it fails, it is not known which tick failed, so each is tried alone."""
-        session = connection_for(self.using).connection
+    def _enqueue_or_log(self, tasks: dict[str, TaskFields], ticks: list[Tick], *, is_alone: bool = False) -> list[int]:
+        """Enqueue ticks in one transaction. If it fails, they are tried alone. Only one that ``is_alone`` is logged."""
+        if not ticks:
+            return []
+        session, tick = connection_for(self.using).connection, ticks[0]
         try:
             with transaction.atomic(using=self.using, durable=True):
                 return _enqueue_ticks(self.using, tasks, ticks)
-        except Exception:
-            if connection_for(self.using).connection is not session:
-                raise
+        except Exception as error:
             self._alone |= dict.fromkeys(each.schedule.name for each in ticks)
-            return []
-
-    def _enqueue_alone(self, tasks: dict[str, TaskFields], tick: Tick) -> list[int]:
-        """Enqueue one tick. If it fails, it remains alone, behind those that have waited longer."""
-        session, name = connection_for(self.using).connection, tick.schedule.name
-        del self._alone[name]
-        try:
-            with transaction.atomic(using=self.using, durable=True):
-                return _enqueue_ticks(self.using, tasks, [tick])
-        except (OperationalError, InterfaceError) as error:
-            self._alone[name] = None
             if connection_for(self.using).connection is not session:
                 raise
-            text = "The tick of %s at %s was not enqueued. The worker tries again: %s"
-            logger.warning(text, name, tick.at, one_line(error))
-        except Exception:
-            self._alone[name] = None
-            with transaction.atomic(using=self.using, durable=True):
-                _take(self.using, [tick])
-            logger.exception("The tick of %s at %s cannot be enqueued. It is skipped.", name, tick.at)
-        return []
+            if is_alone and isinstance(error, (OperationalError, InterfaceError)):
+                text = "The tick of %s at %s was not enqueued. The worker tries again: %s"
+                logger.warning(text, tick.schedule.name, tick.at, one_line(error))
+            elif is_alone:
+                with transaction.atomic(using=self.using, durable=True):
+                    _take(self.using, [tick])
+                text = "The tick of %s at %s cannot be enqueued. It is skipped."
+                logger.exception(text, tick.schedule.name, tick.at)
+            return []
 
 
 def known(using: str) -> dict[str, TaskFields]:
@@ -418,13 +414,18 @@ def _following(row: Row) -> datetime:
 
 def _enqueue_ticks(using: str, tasks: dict[str, TaskFields], ticks: Sequence[Tick]) -> list[int]:
     """Take ticks, and enqueue their tasks in the same transaction. Return the ids of the tasks."""
-    noted: list[tuple[str, datetime, int]] = []
+    taken = {tick: _ticked(tasks[tick.schedule.task_path], tick, previous) for tick, previous in _take(using, ticks)}
+    ids: dict[Tick, int | None] = {}
+    plain = sorted((tick for tick, task in taken.items() if task.unique is None), key=lambda tick: taken[tick].backend)
+    for _, some in groupby(plain, key=lambda tick: taken[tick].backend):
+        alike = list(some)
+        backend: Any = taken[alike[0]].get_backend()
+        ids |= zip(alike, backend.enqueue_each([taken[tick] for tick in alike]), strict=True)
     # Each transaction takes unique keys in the order of ``IN_ORDER_OF_KEYS``.
-    keys = {tick: keys_of(tasks[tick.schedule.task_path], (), {}).unique or "" for tick in ticks}
-    for tick, previous in sorted(_take(using, ticks), key=lambda taken: (len(keys[taken[0]]), keys[taken[0]])):
-        id_ = _enqueue_scheduled(_ticked(tasks[tick.schedule.task_path], tick, previous))
-        if id_ is not None:
-            noted.append((tick.schedule.name, tick.at, id_))
+    keys = {tick: keys_of(task, (), {}).unique or "" for tick, task in taken.items() if task.unique is not None}
+    for tick in sorted(keys, key=lambda tick: (len(keys[tick]), keys[tick])):
+        ids[tick] = _enqueue_scheduled(taken[tick])
+    noted = [(tick.schedule.name, tick.at, id_) for tick, id_ in ids.items() if id_ is not None]
     if noted:
         run(using, NOTE_TASKS, *map(list, zip(*noted, strict=True)))
     return [id_ for *_, id_ in noted]

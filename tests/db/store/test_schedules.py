@@ -15,6 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_pglock import task
+from django_pglock.backend import PostgresBackend
 from django_pglock.models import Schedule, Task
 from django_pglock.store import schedules
 from django_pglock.store.outcome import Failed, Succeeded
@@ -22,7 +23,7 @@ from django_pglock.store.rescue import rescue
 from django_pglock.store.schedules import ScheduleKeeper, known, last_runs
 from django_pglock.store.settle import settle
 from django_pglock.tasks import registry
-from django_pglock.tasks.compat import BaseTaskBackend, task_enqueued
+from django_pglock.tasks.compat import BaseTaskBackend, task_backends, task_enqueued
 from django_pglock.tasks.options import Unique
 from tests.conftest import NEVER
 from tests.db.store.endings import FAILURE
@@ -326,17 +327,32 @@ ALL_KINDS = [
 
 
 @pytest.mark.parametrize("options", ALL_KINDS, ids=str)
-def test_many_due_ticks_are_one_transaction(many, options):
-    many(100, **options)
+def test_many_due_ticks_are_few_transactions_of_few_statements(many, options):
+    """200 at a time. Only the calls of unique tasks are written one by one."""
+    many(300, **options)
     keeper = ScheduleKeeper("default")
     with CaptureQueriesContext(connection) as queries:
-        enqueued = keeper.keep()
-    assert [query["sql"] for query in queries].count("COMMIT") == 1
-    assert len(set(enqueued.tasks)) == 100
-    assert len(set(ticks())) == 100
+        first, second = keeper.keep(), keeper.keep()
+    enqueued = {*first.tasks, *second.tasks}
+    assert [query["sql"] for query in queries].count("COMMIT") == 2
+    assert len(queries) <= 0.1 * 300 + ("unique" in options) * 300
+    assert (len(enqueued), first.next_in) == (300, 0)
+    assert len(set(ticks())) == 300
     assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
-    assert set(Schedule.objects.values_list("last_task", flat=True)) == set(enqueued.tasks)
+    assert set(Schedule.objects.values_list("last_task", flat=True)) == enqueued
     assert keeper.keep().tasks == []
+
+
+def test_ticks_ask_the_rules_of_a_backend_of_the_projects_own(many, monkeypatch):
+    class Strict(PostgresBackend):
+        def enqueue(self, task, args, kwargs):
+            asked.append(task.module_path)
+            return super().enqueue(task, args, kwargs)
+
+    asked = []
+    monkeypatch.setattr(task_backends["default"], "__class__", Strict)
+    many(3)
+    assert len(ScheduleKeeper("default").keep().tasks) == len(asked) == 3
 
 
 def test_a_tick_that_fails_among_many_stops_no_other_however_often(many, receiver, caplog, monkeypatch):
