@@ -10,7 +10,9 @@ moment of the fork.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import socket
 import threading
 from contextlib import suppress
@@ -24,6 +26,9 @@ from psycopg import Error as PsycopgError
 
 if TYPE_CHECKING:
     from _typeshed import HasFileno
+
+#: prctl(2): the signal that the kernel sends to this process when its parent dies.
+PR_SET_PDEATHSIG = 1
 
 # By ``id()``. A WeakValueDictionary would run a function in Python at the end of each session, and an exception that a
 # signal handler raises in it would vanish.
@@ -82,3 +87,14 @@ def _replace_connections() -> None:
 if hasattr(os, "register_at_fork"):
     connection_created.connect(_keep_session_from_children, dispatch_uid="django_pglock.forking")
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that has started it ends, or end now if it has ended already.
+
+    Only Linux has this signal: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -20,6 +20,7 @@ from django_pglock.locks.api import lock
 from django_pglock.locks.handle import Handle
 from django_pglock.management.arguments import WrongArguments, number, plain_refusals, wrong_arguments
 from django_pglock.management.terminal import TerminalCommand
+from django_pglock.postgres.forking import die_with_parent
 
 #: Exit codes of sysexits.h: the lock is busy, try again later; and an internal error, the lock was lost.
 EX_TEMPFAIL, EX_SOFTWARE = 75, 70
@@ -27,8 +28,6 @@ EX_TEMPFAIL, EX_SOFTWARE = 75, 70
 CHECK_INTERVAL = 1.0
 #: Seconds for which a command may ignore SIGTERM after the lock is lost. Another host may run it meanwhile.
 KILLED_AFTER = 10.0
-#: Of the system call prctl: the kernel sends this signal to the process when its parent ends.
-PR_SET_PDEATHSIG = 1
 
 
 class Command(TerminalCommand):
@@ -115,8 +114,9 @@ def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
 
     The command does not get what this process itself has opened: Python and libpq close their files at exec.
     """
-    # The function for preexec runs no lock and no import.
-    return subprocess.Popen(command, close_fds=False, preexec_fn=end_with_parent())  # noqa: S603, PLW1509
+    # Without the function, the command would run on without the lock after a SIGKILL of this process.
+    follow = partial(die_with_parent, os.getpid())
+    return subprocess.Popen(command, close_fds=False, preexec_fn=follow)  # noqa: S603, PLW1509
 
 
 def wait_while_held(handle: Handle, child: subprocess.Popen[bytes]) -> int:
@@ -152,24 +152,6 @@ def end_by_interrupt() -> None:
     """End this process by SIGINT. From an exit code, a shell would not know that it has to end its script, too."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.raise_signal(signal.SIGINT)
-
-
-def end_with_parent() -> Callable[[], None] | None:
-    """Return a function for the child between fork and exec: the kernel kills the command when this process ends.
-
-    Without it, the command would run on without the lock after a SIGKILL of this process. Only Linux can do this.
-    """
-    if sys.platform != "linux":
-        return None
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-
-    def ask_kernel() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        # This process may have ended before the call.
-        if os.getppid() != parent:
-            os._exit(EX_SOFTWARE)
-
-    return ask_kernel
 
 
 def pass_signals_on(child: subprocess.Popen[bytes]) -> None:

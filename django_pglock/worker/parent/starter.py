@@ -12,7 +12,6 @@ while C code keeps a child from seeing the closed channel, the child ends a mome
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import json
 import multiprocessing
@@ -29,12 +28,11 @@ from typing import Any, Protocol
 from django.db import connections
 
 from django_pglock.errors import ConfigurationError
+from django_pglock.postgres.forking import die_with_parent
 from django_pglock.worker.loop import READ, Loop
 
 #: The environment variable with the descriptor of the channel and the parent's process id, in a new interpreter.
 CHANNEL_FD = "DJANGO_PGLOCK_CHANNEL"
-#: prctl(2): the signal that the kernel sends to this process when its parent dies.
-PR_SET_PDEATHSIG = 1
 #: The exit code of a child whose code raised an error.
 FAILED = 1
 _LONGEST_MESSAGE = 65_536
@@ -295,17 +293,6 @@ def channel_of_spawned() -> socket.socket | None:
     # Processes that tasks start do not inherit it.
     os.set_inheritable(descriptor, False)
     return socket.socket(fileno=descriptor)
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that has started it ends, or end now if it has ended already.
-
-    Only Linux has this signal: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
-    """
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(FAILED)
 
 
 def run_to_end(main: Callable[[], int]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from django_pglock.worker.parent import starter as module
-from django_pglock.worker.parent.starter import die_with_parent, may_fork
+from django_pglock.worker.parent.starter import may_fork
 from tests.conftest import NEVER, ROOT
 from tests.unit.worker.parent import starting
 
@@ -196,16 +196,6 @@ def test_a_child_that_closes_all_its_files_is_seen_and_can_be_killed(run):
     running.hear("over", pid)
     running.tell("signal", pid, int(signal.SIGKILL))
     assert running.hear("ended", pid)[2] == "-9"
-
-
-def test_a_child_whose_parent_has_died_before_it_could_ask_for_the_signal_ends(monkeypatch):
-    codes = []
-    monkeypatch.setattr(module.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError))
-    monkeypatch.setattr(module.os, "_exit", codes.append)
-    die_with_parent(os.getppid())
-    assert codes == [], "without such a signal, the closed channel has to do"
-    die_with_parent(1_000_000_000)
-    assert codes == [1]
 
 
 @pytest.mark.parametrize(
