@@ -190,6 +190,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     list_per_page = 100
     list_max_show_all = 100
     paginator = CappedPaginator
+    change_list: type[ChangeList] = CappedChangeList
     #: Lookups in the links of our own templates. Those of ``list_filter`` are added.
     linked_lookups: tuple[str, ...] = ()
     #: What users may do with rows, by name: the actions of the list, and the buttons of the page of a row.
@@ -202,7 +203,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         """Return our change list."""
-        return CappedChangeList
+        return self.change_list
 
     def own_path(self, route: str, page: str, view: Any, *methods: str) -> URLPattern:
         """Return the URL of a page of ours, which takes these methods; without any, GET and HEAD."""

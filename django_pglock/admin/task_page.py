@@ -137,10 +137,17 @@ def as_json(name: str, description: Any = None) -> Any:
     return _field(name, show, description)
 
 
-def as_link(name: str) -> Any:
+def as_link(name: str, parameter: str = "") -> Any:
     """Return the field of a column as a link to the tasks with the same value."""
-    # Relative to the page of the task, so that it leads to the same admin site, whatever its name.
-    return _field(name, lambda task: _link_to_list(name, getattr(task, name)))
+
+    def show(task: Task) -> Any:
+        value = shown(task, name)
+        if value is None or value != getattr(task, name):
+            return value  # the list would not find a redacted key
+        # Relative to the page of the task, so that it leads to the same admin site, whatever its name.
+        return format_html('<a href="../../?{}">{}</a>', urlencode({parameter or name: value}), value)
+
+    return _field(name, show)
 
 
 def as_moment(name: str) -> Any:
@@ -153,22 +160,6 @@ def as_moment(name: str) -> Any:
         return f"{text:%Y-%m-%d %H:%M:%S} ({span % {'span': elapsed(*sorted((at, now)))}})"
 
     return _field(name, show)
-
-
-def _link_to_list(parameter: str, value: str) -> str:
-    return format_html('<a href="../../?{}">{}</a>', urlencode({parameter: value}), value)
-
-
-@admin.display(description=_("lock key"))
-def lock_key(task: Task) -> Any:
-    """Return the lock key, as a link to the tasks that hold it or wait for it.
-
-    A redacted key is no link: the list would not find it.
-    """
-    key = shown(task, "lock_key")
-    if key is None or key != task.lock_key:
-        return key
-    return _link_to_list("key", key)
 
 
 @admin.display(description=_("log of the last attempt"))

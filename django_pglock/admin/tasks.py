@@ -100,6 +100,7 @@ class TaskAdmin(ReadOnlyAdmin):
     sortable_by: ClassVar[Any] = [name_and_id]
     verbs = VERBS
     actions = [admin_action(verb) for verb in VERBS.values()]
+    change_list = IndexedList
     change_list_template = "admin/django_pglock/task/change_list.html"
     change_form_template = "admin/django_pglock/task/change_form.html"
     #: Titles and fields of the page of a task. Those that are empty are left out.
@@ -112,7 +113,7 @@ class TaskAdmin(ReadOnlyAdmin):
         (
             _("Keys"),
             (
-                *(page.lock_key, "concurrency", page.as_text("group_key"), page.as_text("fair_key")),
+                *(page.as_link("lock_key", "key"), "concurrency", page.as_text("group_key"), page.as_text("fair_key")),
                 *(page.as_text("unique_key"), "unique_until"),
             ),
         ),
@@ -137,10 +138,6 @@ class TaskAdmin(ReadOnlyAdmin):
     has_again_permission = has_move_permission = needs("change_task")
 
     # The list
-
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[IndexedList]:
-        """Return our change list."""
-        return IndexedList
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
         """Search by id, by the name of the function, or by the beginning of its path; for choices of a form, by id."""
