@@ -94,13 +94,8 @@ def check_settings() -> Problems:
 def check_databases() -> Problems:
     """E002: an alias that locks or tasks use is not in DATABASES, or is not PostgreSQL."""
     for alias, source in sorted(_aliases().items()):
-        if alias not in connections.settings:
-            yield problem(
-                "E002",
-                f"{source} names the database {alias!r}, which is not in DATABASES.",
-                f"Name a PostgreSQL database in {source}.",
-            )
-        elif (vendor := connections[alias].vendor) != "postgresql":
+        vendor = connections[alias].vendor if alias in connections.settings else "missing"
+        if vendor != "postgresql":
             found = "not set" if vendor == "unknown" else vendor
             yield problem(
                 "E002",

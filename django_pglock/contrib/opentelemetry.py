@@ -25,7 +25,6 @@ from opentelemetry.metrics import Histogram, Meter
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from django_pglock import __version__
-from django_pglock.error_reading import describe_exception, message_of
 from django_pglock.store.outcome import Cancelled, Failure
 from django_pglock.tasks import instrumentation
 from django_pglock.tasks.arguments import from_json
@@ -92,8 +91,7 @@ class Telemetry:
             if error is None:
                 span.set_attributes(messages_of(ids))
             else:
-                path, traceback = describe_exception(error)
-                fail(span, labels, Failure(path, traceback, message_of(error)))
+                fail(span, labels, Failure.of(error))
         self.sent.add(len(ids) if error is None else 1, labels)
 
     def running(self, attempt: Any) -> Generator[Any, Any, None]:

@@ -12,7 +12,7 @@ from string import Formatter
 from typing import Any
 
 from django_pglock.errors import LockKeyError
-from django_pglock.keys.key import part_of
+from django_pglock.keys import part_of
 
 
 class KeyTemplate:

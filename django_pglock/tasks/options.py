@@ -148,40 +148,37 @@ def anything(option: str, value: Any) -> Any:
     return value
 
 
-def number(least: int, most: int) -> Check:
-    """Return the check of a whole number between two bounds. True and False are none."""
+def accepts(is_valid: Callable[[Any], bool], wanted: str) -> Check:
+    """Return the check of a value that stays as it is."""
 
     def check(option: str, value: Any) -> Any:
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise refuse(option, value, f"a number from {least} to {most:,}")
-        return value
-
-    return check
-
-
-def instance(kind: type | tuple[type, ...], wanted: str) -> Check:
-    """Return the check of a type."""
-
-    def check(option: str, value: Any) -> Any:
-        if not isinstance(value, kind):
+        if not is_valid(value):
             raise refuse(option, value, wanted)
         return value
 
     return check
 
 
+def number(least: int, most: int) -> Check:
+    """Return the check of a whole number between two bounds. True and False are none."""
+    return accepts(
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= most,
+        f"a number from {least} to {most:,}",
+    )
+
+
+def instance(kind: type | tuple[type, ...], wanted: str) -> Check:
+    """Return the check of a type."""
+    return accepts(lambda value: isinstance(value, kind), wanted)
+
+
 def one_of(*values: str) -> Check:
     """Return the check of a text from a list."""
-
-    def check(option: str, value: Any) -> Any:
-        if value not in values:
-            raise refuse(option, value, " or ".join(map(repr, values)))
-        return value
-
-    return check
+    return accepts(lambda value: value in values, " or ".join(map(repr, values)))
 
 
 flag, text = instance(bool, "True or False"), instance(str, "a text")
+run_after = instance((datetime, timedelta, NoneType), "a datetime or a timedelta")
 
 
 def timeout(option: str, value: Any) -> Any:
@@ -259,13 +256,6 @@ def log_level(option: str, value: Any) -> int | None:
     if not isinstance(level, int) or level < 0:
         raise refuse(option, value, "True, or a level such as 'INFO' or logging.INFO")
     return level
-
-
-def run_after(option: str, value: Any) -> Any:
-    """Accept a date or a timedelta."""
-    if not isinstance(value, (datetime, timedelta, NoneType)):
-        raise refuse(option, value, "a datetime or a timedelta")
-    return value
 
 
 def meta(option: str, value: Any) -> Any:

@@ -55,7 +55,7 @@ def test_an_alias_that_does_not_exist_is_named():
 )
 def test_the_database_of_a_task_backend_is_checked_as_well():
     [problem] = checks.check_databases()
-    assert "TASKS['default']" in problem.msg
+    assert "TASKS['default']" in problem.hint
 
 
 def test_a_database_of_another_kind_is_named_by_the_setting_that_was_typed():

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_pglock.errors import ConfigurationError, LockKeyError
-from django_pglock.keys import crc32_key, make_key, pglock_key, sha256_key
-from django_pglock.keys.key import join, part_of
+from django_pglock.keys import crc32_key, join, make_key, part_of, pglock_key, sha256_key
 from django_pglock.keys.reserved import ALL, draw_number
 
 
