@@ -48,36 +48,31 @@ class EnqueueForm(forms.Form):
     kwargs = ArgumentsField(dict, _("keyword arguments"), _('Give a JSON object, such as {"name": 1}.'))
 
 
-def enqueue_page(model_admin: Any, request: HttpRequest) -> HttpResponse:
-    """Choose a function, fill in its arguments, enqueue: needs the permission to add tasks."""
-    if not model_admin.has_enqueue_permission(request):
+def enqueue_page(model_admin: Any, request: HttpRequest, task_id: int | None = None) -> HttpResponse:
+    """Choose a function, fill in its arguments, enqueue: needs the permission to add tasks.
+
+    With the id of a task, enqueue its function with other arguments: needs the permission to change tasks.
+    """
+    may_enqueue = model_admin.has_enqueue_permission if task_id is None else model_admin.has_again_permission
+    if not may_enqueue(request):
         raise PermissionDenied
-    path = request.GET.get("function", "").strip()
-    functions = [each.module_path for each in registry.definitions() if not each.is_own]
-    return _page(model_admin, request, path, {"title": gettext("Enqueue a task"), "functions": functions}, "enqueue")
-
-
-def again_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResponse:
-    """Enqueue the function of a task with other arguments: needs the permission to change tasks."""
-    if not model_admin.has_again_permission(request):
-        raise PermissionDenied
-    row = model_admin.seen(request, str(task_id))
-    context = {"title": gettext("Run again with other arguments"), "original": row}
-    about = f"enqueue again, with other arguments, #{row.pk}"
-    return _page(model_admin, request, row.task_path, context, about, row)
-
-
-def _page(
-    model_admin: Any, request: HttpRequest, path: str, context: dict[str, Any], about: str, earlier: Task | None = None
-) -> HttpResponse:
+    earlier = None if task_id is None else model_admin.seen(request, str(task_id))
+    path = earlier.task_path if earlier else request.GET.get("function", "").strip()
+    functions = [] if earlier else [each.module_path for each in registry.definitions() if not each.is_own]
     task: Any = registry.find(path)
-    context |= {"path": path, "is_unknown": bool(path) and task is None}
+    context = {
+        "title": gettext("Run again with other arguments") if earlier else gettext("Enqueue a task"),
+        "task": earlier,
+        "functions": functions,
+        "path": path,
+        "is_unknown": bool(path) and task is None,
+    }
     if task is not None:
         values = {name: (shown(earlier, name), getattr(earlier, name)) for name in ("args", "kwargs") if earlier}
         # Of arguments that are hidden in part, all have to be typed: the text of a hidden value would be enqueued.
         initial = {name: stored for name, (seen, stored) in values.items() if seen == stored}
         form = EnqueueForm(request.POST if request.method == "POST" else None, initial=initial)
-        if form.is_valid() and (address := _enqueued(model_admin, request, task, form, about, earlier)):
+        if form.is_valid() and (address := _enqueued(model_admin, request, task, form, earlier)):
             return HttpResponseRedirect(address)
         context |= {"form": form, "signature": _signature(task), "has_hidden": len(initial) < len(values)}
     answer: HttpResponse = model_admin.answer(request, "task/enqueue", context)
@@ -93,25 +88,22 @@ def _signature(task: Any) -> str:
     return re.sub(r": '([^']*)'", r": \1", str(signature))
 
 
-def _enqueued(
-    model_admin: Any, request: HttpRequest, task: Any, form: EnqueueForm, about: str, earlier: Task | None
-) -> str:
+def _enqueued(model_admin: Any, request: HttpRequest, task: Any, form: EnqueueForm, earlier: Task | None) -> str:
     """Enqueue the task and return the address of its page. If a call is refused, the form gets the error: return ""."""
+    about = f"enqueue again, with other arguments, #{earlier.pk}" if earlier else "enqueue"
     try:
         if earlier is not None:
             task = task.using(backend=earlier.backend, queue_name=earlier.queue, priority=earlier.priority)
         with transaction.atomic(using=router.db_for_write(Task)):
             result = task.enqueue(*form.cleaned_data["args"], **form.cleaned_data["kwargs"])
-            text = f"{about}: {task.module_path} #{result.id}"
-            record(request, Task, text, object_id=str(result.id) if _has_page(result) else None, flag=ADDITION)
+            text, has_page = f"{about}: {task.module_path} #{result.id}", _has_page(result)
+            record(request, Task, text, object_id=str(result.id) if has_page else None, flag=ADDITION)
     except (TaskError, InvalidTask, ImproperlyConfigured, TypeError, ValueError, RecursionError) as error:
         form.add_error(None, str(error))
         return ""
-    address, link = model_admin.address("changelist"), f"#{result.id}"
-    if _has_page(result):
-        address, link = model_admin.address("change", result.id), model_admin.link_to_task(result.id)
+    link = model_admin.link_to_task(result.id) if has_page else f"#{result.id}"
     messages.success(request, format_html(gettext("Task {link} was enqueued."), link=link))
-    return str(address)
+    return str(model_admin.address("change", result.id) if has_page else model_admin.address("changelist"))
 
 
 def _has_page(result: Any) -> bool:

@@ -79,12 +79,6 @@ class Facts:
         return list(alive.defer("task_paths").order_by("name", "pk")[:MOST_WORKERS])
 
     @cached_property
-    def running(self) -> list[Task]:
-        """Running tasks, by worker and id."""
-        rows = Task.objects.using(self.using).filter(status="RUNNING").order_by("worker", "pk")
-        return list(rows.only("worker", "task_path", "queue", "last_attempted_at")[:MOST_RUNNING])
-
-    @cached_property
     def depths(self) -> Mapping[str, QueueCounts]:
         """The tasks of each queue by status, as counted within the last seconds; those with the oldest ready first."""
         found = depths(self.using, max_age=MAX_AGE)
@@ -264,15 +258,17 @@ def _queue_row(facts: Facts, name: str, rate: float) -> dict[str, Any]:
 
 def worker_table(facts: Facts) -> dict[str, Any]:
     """Return the workers, those with running tasks first: each with its oldest tasks, and how many more it runs."""
-    running = facts.running if facts.may_view(Task) else []
-    tasks = {worker: list(group) for worker, group in groupby(running, key=attrgetter("worker"))}
+    rows = Task.objects.using(facts.using).filter(status="RUNNING").order_by("worker", "pk")
+    rows = rows.only("worker", "task_path", "queue", "last_attempted_at")[:MOST_RUNNING]
+    by_worker = groupby(rows if facts.may_view(Task) else [], key=attrgetter("worker"))
+    tasks = {worker: list(group) for worker, group in by_worker}
     workers = sorted(facts.workers, key=lambda worker: (worker.pk not in tasks, worker.name))
-    rows = []
+    shown = []
     for worker in workers[:MOST_SHOWN]:
         oldest = sorted(tasks.get(worker.pk, []), key=attrgetter("last_attempted_at"))
-        shown = [(task, elapsed(task.last_attempted_at)) for task in oldest[:FEW]]
-        rows.append((worker, shown, len(oldest) - FEW))
-    return {"rows": rows, "more": len(workers) - len(rows)}
+        first = [(task, elapsed(task.last_attempted_at)) for task in oldest[:FEW]]
+        shown.append((worker, first, len(oldest) - FEW))
+    return {"rows": shown, "more": len(workers) - len(shown)}
 
 
 class Overview(models.Model):

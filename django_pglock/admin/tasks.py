@@ -16,7 +16,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin import task_page as page
-from django_pglock.admin.enqueue import again_page, enqueue_page
+from django_pglock.admin.enqueue import enqueue_page
 from django_pglock.admin.pages import ReadOnlyAdmin, admin_action, elapsed, mark, needs
 from django_pglock.admin.task_list import FILTERS, IndexedList, StatusFilter, export_view, find
 from django_pglock.models import Task
@@ -189,7 +189,7 @@ class TaskAdmin(ReadOnlyAdmin):
         return [
             self.own_path("export/", "export", partial(export_view, self), "POST"),
             self.own_path("enqueue/", "enqueue", partial(enqueue_page, self), *both),
-            self.own_path("<int:task_id>/again/", "again", partial(again_page, self), *both),
+            self.own_path("<int:task_id>/again/", "again", partial(enqueue_page, self), *both),
             self.own_path("<int:task_id>/stack/", "stack", partial(page.stack_page, self), *both),
             self.own_path("<int:task_id>/attempts/<int:number>/", "attempt", partial(page.traceback_page, self)),
             *super().get_urls(),

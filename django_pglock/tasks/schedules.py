@@ -118,7 +118,12 @@ def _check_cron(expression: Any, zone: Any, where: str) -> None:
         from cronsim import CronSimError
     except ImportError as error:
         raise TaskOptionError(f"{where}: cron needs cronsim; pip install django-pglock-tasks[cron]") from error
-    _check_zone(zone, where)
+    try:
+        ZoneInfo("UTC" if zone is None else zone)
+    except (KeyError, ValueError, TypeError, OSError) as error:
+        raise TaskOptionError(
+            f"{where}: timezone is {zone!r}, which is not a time zone; use a name such as 'Europe/Berlin'."
+        ) from error
     # cronsim also accepts a field of seconds, but then it does not handle the days on which clocks change.
     if not isinstance(expression, str) or len(expression.split()) != 5 or len(expression) > LONGEST_EXPRESSION:
         raise TaskOptionError(
@@ -131,17 +136,6 @@ def _check_cron(expression: Any, zone: Any, where: str) -> None:
         raise TaskOptionError(f"{where}: cron is {expression!r}, which is not a cron expression: {error}.") from error
     if found is None:
         raise TaskOptionError(f"{where}: cron is {expression!r}, which matches no date.")
-
-
-def _check_zone(zone: Any, where: str) -> None:
-    if zone is None:
-        return
-    try:
-        ZoneInfo(zone)
-    except (KeyError, ValueError, TypeError, OSError) as error:
-        raise TaskOptionError(
-            f"{where}: timezone is {zone!r}, which is not a time zone; use a name such as 'Europe/Berlin'."
-        ) from error
 
 
 def _check_signature(task: TaskFields, where: str) -> None:

@@ -132,7 +132,8 @@ def test_running_tasks_are_read_up_to_a_limit(facts, monkeypatch):
     worker = start_worker()
     for queue in ("mail", "mail", "other", "other"):
         make("RUNNING", queue=queue, worker=worker)
-    assert [task.queue for task in facts.running] == ["mail", "mail", "other"]
+    [(_worker, tasks, more)] = overview.worker_table(facts)["rows"]
+    assert ([task.queue for task, _since in tasks], more) == (["mail", "mail", "other"], 0)
 
 
 def test_a_user_with_the_right_to_view_workers_sees_no_tasks(client):
