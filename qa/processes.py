@@ -5,9 +5,8 @@ from __future__ import annotations
 from http.client import HTTPConnection
 from pathlib import Path
 
-from django.db import connection
-
 from tests.conftest import NEVER
+from tests.sql import execute_sql
 
 SESSIONS = """
 SELECT application_name, pid FROM pg_stat_activity
@@ -17,9 +16,7 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type 
 
 def sessions(prefix: str = "") -> list[tuple[str, int]]:
     """Return name and process of each session of clients in this database but for the one that asks."""
-    with connection.cursor() as cursor:
-        cursor.execute(SESSIONS)
-        return [(name, pid) for name, pid in cursor.fetchall() if name.startswith(prefix)]
+    return [(name, pid) for name, pid in execute_sql(SESSIONS) if name.startswith(prefix)]
 
 
 def children_of(pid: int) -> list[int]:

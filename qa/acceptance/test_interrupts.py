@@ -28,6 +28,7 @@ from django_pglock.models import Lease as LeaseRow
 from django_pglock.postgres.connections import in_transaction
 from tests.concurrency.locks.test_handle import locks_held
 from tests.concurrency.locks.test_pools import pooled as pooled  # a fixture
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 #: Only boundaries in our own code count. The boundary around a call covers what Django and psycopg do in it.
@@ -296,15 +297,12 @@ def test_the_check_for_interrupts_finds_a_lock_that_stays_held(somebody):
     """A lock that is taken by hand, and whose release is interrupted, is found."""
 
     def use():
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_lock(1)")
+        execute_sql("SELECT pg_advisory_lock(1)")
         with lock("a"):
             pass
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_unlock(1)")
+        execute_sql("SELECT pg_advisory_unlock(1)")
 
     with pytest.raises(AssertionError, match="interrupted at boundary"):
         interrupt_everywhere(use, nothing_is_left(somebody))
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_unlock_all()")
+    execute_sql("SELECT pg_advisory_unlock_all()")
     assert locks_held() == 0

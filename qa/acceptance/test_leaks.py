@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
-from django.db import connection
 
 from django_pglock import enqueue_many
 from django_pglock.models import Task, Worker
 from qa.processes import parent_of, sessions
 from tests.sample import running_tasks, tasks
+from tests.sql import execute_sql
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -81,8 +81,7 @@ def test_memory_files_and_sessions_of_a_worker_do_not_grow(worker_process, finis
     things = eventually(lambda: (found := things_of(pids)) == things_of(pids) and found)
     for round_ in range(1, WARM_UP + ROUNDS + 1):
         enqueue(TASKS, round_ * TASKS)
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s) AS pid", [[pid for _, pid in sessions()]])
+        execute_sql("SELECT pg_terminate_backend(pid) FROM unnest(%s) AS pid", [[pid for _, pid in sessions()]])
         finish()
         for key in ("one", "other"):
             running_tasks.locked.enqueue(key, 0.1)

@@ -24,6 +24,7 @@ from qa.chaos.report import Row
 from tests.conftest import WorkerProcess
 from tests.sample import chaos_tasks
 from tests.sample.models import Run
+from tests.sql import execute_sql
 
 NOTHING_WRONG = "nothing lost, stuck, twice at once or with two effects; no outcome of a zombie"
 KEYS = 5
@@ -323,8 +324,7 @@ class Experiment:
             connection.ops.quote_name(model._meta.db_table)
             for model in (Run, Attempt, Waiter, Task, Worker, RateLimit, Queue)
         ]
-        with connection.cursor() as cursor:
-            cursor.execute(f"TRUNCATE {', '.join(names)} CASCADE")
+        execute_sql(f"TRUNCATE {', '.join(names)} CASCADE")
 
     def close(self) -> None:
         """End the processes that are left."""

@@ -9,10 +9,10 @@ import time
 from contextlib import suppress
 
 import pytest
-from django.db import connection
 
 from qa.processes import children_of
 from qa.soak.faults import TERMINATE
+from tests.sql import execute_sql
 
 #: Seconds for which a process is stopped: others do not count the worker as dead before its limit of 8 s.
 LONGEST_STOP = 4.0
@@ -81,8 +81,7 @@ def test_random_signals(experiment, eventually, is_short):
         look()
         signals.hit(draw.choice(workers).process.pid)
         if draw.random() < 0.2:
-            with connection.cursor() as cursor:
-                cursor.execute(TERMINATE)
+            execute_sql(TERMINATE)
         time.sleep(draw.uniform(0, 1.0))
         signals.continue_stopped()
         replace_ended()

@@ -18,6 +18,7 @@ from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server
 from tests.proxy import Proxy
 from tests.sample import chaos_tasks
 from tests.sample.models import Run
+from tests.sql import execute_sql
 
 #: Seconds until a worker works again once it can.
 AGAIN = 10.0
@@ -212,9 +213,7 @@ def test_a_worker_far_away(proxy, experiment, eventually):
 
 
 def locks_of_workers():
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = %s", [WORKER])
-        return cursor.fetchone()[0]
+    return execute_sql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = %s", [WORKER])[0][0]
 
 
 @pytest.mark.short

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
-from django.db import connection, connections, transaction
+from django.db import connections, transaction
 
 from django_pglock import LockNotAvailable, LockScopeError, lock
 from django_pglock.models import AdvisoryLock, Task
@@ -18,6 +18,7 @@ from tests.conftest import NEVER, ROOT
 from tests.docs.test_docs import blocks
 from tests.sample import session_tasks, tasks
 from tests.sample.models import Effect
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.acceptance
 
@@ -27,14 +28,12 @@ OURS = "django_pglock.backend.PostgresBackend"
 @pytest.fixture
 def tasks_elsewhere(alias, settings):
     """Tables of its own for the alias "tasks", which is the one that TASKS names."""
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE SCHEMA elsewhere")
+    execute_sql("CREATE SCHEMA elsewhere")
     alias("tasks", OPTIONS={"options": "-c search_path=elsewhere"})
     call_command("migrate", "django_pglock", database="tasks", verbosity=0)
     settings.TASKS = {"default": {"BACKEND": OURS, "QUEUES": [], "OPTIONS": {"database": "tasks"}}}
     yield
-    with connection.cursor() as cursor:
-        cursor.execute("DROP SCHEMA elsewhere CASCADE")
+    execute_sql("DROP SCHEMA elsewhere CASCADE")
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from tests.db.store.test_failures import fail
 from tests.db.store.workers import beat
 from tests.sample import tasks
 from tests.sample.models import Letter, Parcel, Sender
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -108,9 +109,7 @@ def test_prune_keeps_a_task_that_gets_a_dependent_meanwhile(in_threads, eventual
     sleeping = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep')"
 
     def is_sleeping():
-        with connection.cursor() as cursor:
-            cursor.execute(sleeping)
-            return cursor.fetchone() == (True,)
+        return execute_sql(sleeping)[0] == (True,)
 
     def work(number):
         if number == 0:
@@ -166,12 +165,6 @@ GATE = 4711
 WAITS_AT_GATE = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = %s AND NOT granted)"
 
 
-def query(sql):
-    with connection.cursor() as cursor:
-        cursor.execute(sql, [GATE])
-        return cursor.fetchone()[0]
-
-
 def claim(worker):
     return claim_statement("default", worker=worker, paths=[tasks.nothing.module_path]).execute(1, "default")
 
@@ -188,13 +181,13 @@ def test_a_task_that_a_new_worker_has_claimed_meanwhile_is_not_reset(in_threads,
             # Evaluated once, before the first row is read.
             at_gate = RawSQL(f"(SELECT pg_advisory_xact_lock_shared({GATE})::text = '')", (), BooleanField())
             return Task.objects.filter(at_gate).reset_stuck()
-        query("SELECT pg_advisory_lock(%s) IS NULL")
+        execute_sql("SELECT pg_advisory_lock(%s) IS NULL", [GATE])
         is_closed.set()
-        eventually(lambda: query(WAITS_AT_GATE))
+        eventually(lambda: execute_sql(WAITS_AT_GATE, [GATE])[0][0])
         assert rescue("default", unbroken=math.inf)
         beat("default", living, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
         claimed = claim(living)
-        query("SELECT pg_advisory_unlock(%s)")
+        execute_sql("SELECT pg_advisory_unlock(%s)", [GATE])
         return len(claimed)
 
     assert in_threads(reset_or_claim, 2) == [0, 1], "none was reset, one was claimed"

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import django
 import pytest
-from django.db import ProgrammingError, connection, transaction
+from django.db import ProgrammingError, transaction
 from django.test import override_settings
 from django.utils import timezone
 
@@ -22,6 +22,7 @@ from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask, TaskResultS
 from tests.sample import keyed_tasks
 from tests.sample import portable_tasks as tasks
 from tests.sample import tasks as own_tasks
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -240,8 +241,7 @@ def test_a_function_that_no_worker_could_find_is_refused_with_the_reason(define)
 @pytest.mark.parametrize("enqueue", [lambda: own_tasks.echo.enqueue(1), lambda: enqueue_many(own_tasks.echo, [1])])
 def test_a_call_before_migrate_says_what_to_run(enqueue):
     with transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute("ALTER TABLE django_pglock_task RENAME TO elsewhere")
+        execute_sql("ALTER TABLE django_pglock_task RENAME TO elsewhere")
         with pytest.raises(ProgrammingError, match=r"(?s)does not exist.*Run: manage.py migrate --database default"):
             enqueue()
         transaction.set_rollback(True)

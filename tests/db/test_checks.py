@@ -20,6 +20,7 @@ from django_pglock.tasks import registry
 from django_pglock.tasks.compat import BaseTaskBackend, task_backends
 from tests.sample import scheduled
 from tests.sample import tasks as plain_tasks
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db
 
@@ -113,8 +114,7 @@ def test_the_server_check_sends_one_query():
 
 def test_checks_report_nothing_if_there_is_no_table_of_tasks():
     """Before the first migration, and in a database for locks only."""
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE django_pglock_task RENAME TO elsewhere")
+    execute_sql("ALTER TABLE django_pglock_task RENAME TO elsewhere")
     assert ids(databases=["default"]) == []
 
 
@@ -141,13 +141,11 @@ def setting_of_database(transactional_db):
     name = connection.ops.quote_name(connection.settings_dict["NAME"])
 
     def change(setting, value):
-        with connection.cursor() as cursor:
-            cursor.execute(f"ALTER DATABASE {name} SET {setting} = '{value}'")
+        execute_sql(f"ALTER DATABASE {name} SET {setting} = '{value}'")
         connection.close()  # the setting applies to new sessions
 
     yield change
-    with connection.cursor() as cursor:
-        cursor.execute(f"ALTER DATABASE {name} RESET ALL")
+    execute_sql(f"ALTER DATABASE {name} RESET ALL")
     connection.close()
 
 

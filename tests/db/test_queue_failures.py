@@ -23,6 +23,7 @@ from tests.db.store.workers import beat
 from tests.sample import keyed_tasks as keyed
 from tests.sample import running_tasks, scheduled, tasks
 from tests.sample.models import Effect
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -36,9 +37,7 @@ def beat_of(worker, **options):
 
 
 def ask(sql, *values):
-    with connection.cursor() as cursor:
-        cursor.execute(sql, values or None)
-        return cursor.fetchall()
+    return execute_sql(sql, values or None)
 
 
 # Claiming

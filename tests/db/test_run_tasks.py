@@ -22,6 +22,7 @@ from django_pglock.testing import run_tasks
 from django_pglock.worker import Worker as RealWorker
 from django_pglock.worker.child import logs
 from tests.sample.models import Effect
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.usefixtures("own_registry")
 HOUR = timedelta(hours=1)
@@ -455,8 +456,7 @@ def test_timeouts_are_those_of_a_worker():
     def loops():
         try:
             while True:
-                with connection.cursor() as cursor:
-                    cursor.execute("SELECT pg_sleep(0.01)")
+                execute_sql("SELECT pg_sleep(0.01)")
         except Exception:
             pytest.fail("swallowed")
 
@@ -497,8 +497,7 @@ def test_the_connection_is_in_order_for_the_next_task():
             transaction.set_autocommit(False)
             write.func(1)
         elif how == "begin":
-            with connection.cursor() as cursor:
-                cursor.execute("BEGIN")
+            execute_sql("BEGIN")
             write.func(1)
         elif how == "closed":
             connection.connection.close()

@@ -38,6 +38,7 @@ from tests.sample import keyed_tasks as keyed
 from tests.sample import scheduled
 from tests.sample import tasks as sample
 from tests.sample.models import Effect
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -100,13 +101,12 @@ def write_row(path, argument="x", **fields):
 
 def test_a_worker_does_not_import_or_run_the_task_path_of_a_row(worker, eventually, nothing_runs):
     ids = [write_row(path, nothing_runs) for path in NOT_TASKS]
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO django_pglock_schedule (name, task_path, expression, timezone, next_at) "
-            "SELECT path, path, '* * * * *', 'UTC', now() - interval '1 minute' "
-            "FROM unnest(%s::text[]) AS path",
-            [NOT_TASKS],
-        )
+    execute_sql(
+        "INSERT INTO django_pglock_schedule (name, task_path, expression, timezone, next_at) "
+        "SELECT path, path, '* * * * *', 'UTC', now() - interval '1 minute' "
+        "FROM unnest(%s::text[]) AS path",
+        [NOT_TASKS],
+    )
     worker()
     for number in range(20):
         known = sample.nothing.enqueue(number)
@@ -140,12 +140,11 @@ def test_admin_and_commands_do_not_import_the_task_path_of_a_row(path, admin_cli
     call_command("locktasks", "cancel", str(id_), stdout=io.StringIO())
     with pytest.raises(TaskResultDoesNotExist, match="has not imported"):
         task_backends["default"].get_result(str(id_))
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO django_pglock_schedule (name, task_path, expression, timezone, next_at) "
-            "VALUES (%s, %s, '* * * * *', 'UTC', now())",
-            [path, path],
-        )
+    execute_sql(
+        "INSERT INTO django_pglock_schedule (name, task_path, expression, timezone, next_at) "
+        "VALUES (%s, %s, '* * * * *', 'UTC', now())",
+        [path, path],
+    )
     schedules = reverse("admin:django_pglock_schedule_changelist")
     chosen = {"_selected_action": [path]}
     assert admin_client.post(schedules, {"action": "run_now", **chosen}, follow=True).status_code == 200
@@ -324,8 +323,7 @@ def as_role():
 
     yield connect
     connect(None)
-    with connection.cursor() as cursor:
-        cursor.execute(f"DROP OWNED BY {name}_app, {name}_worker; DROP ROLE {name}_worker, {name}_app")
+    execute_sql(f"DROP OWNED BY {name}_app, {name}_worker; DROP ROLE {name}_worker, {name}_app")
 
 
 @pytest.mark.parametrize("has_some_rights", [True, False])
@@ -333,8 +331,7 @@ def test_a_draining_worker_whose_role_lacks_rights_ends(as_role, caplog, has_som
     """A command of cron or CI would run forever. A worker without --drain waits for the rights."""
     sample.nothing.enqueue()
     if not has_some_rights:
-        with connection.cursor() as cursor:
-            cursor.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM pglock_{os.getpid()}_app")
+        execute_sql(f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM pglock_{os.getpid()}_app")
     as_role("app")
     worker = run_to_its_end(drain=True)
     assert worker.left_behind

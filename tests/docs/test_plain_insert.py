@@ -13,6 +13,7 @@ from django_pglock.models import Task
 from django_pglock.postgres.sessions import dedicated_connection
 from example_project.shop.models import Effect
 from tests.conftest import ROOT
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -34,8 +35,7 @@ def other_program():
             yield cursor.execute
     finally:
         session.close()
-        with connection.cursor() as cursor:
-            cursor.execute("DROP OWNED BY other_program; DROP ROLE other_program")
+        execute_sql("DROP OWNED BY other_program; DROP ROLE other_program")
 
 
 def numbers():

@@ -8,6 +8,7 @@ from django.db import connection
 
 from django_pglock.store.insert_tasks import Call
 from django_pglock.store.statements import BY_INDEX
+from tests.sql import execute_sql
 
 PATH = "tests.sample.tasks.nothing"
 #: Rows of each kind that a statement has to deal with.
@@ -28,8 +29,7 @@ FROM generate_series(1, %(count)s) AS n
 
 def insert(status, count, *, lock=None, fair=None, seconds=0, worker=None):
     values = {"status": status, "count": count, "lock": lock, "fair": fair, "seconds": seconds, "worker": worker}
-    with connection.cursor() as cursor:
-        cursor.execute(INSERT if status == "SUCCESSFUL" else INSERT.replace("'key ' || n", "NULL"), values)
+    execute_sql(INSERT if status == "SUCCESSFUL" else INSERT.replace("'key ' || n", "NULL"), values)
 
 
 def delete_all(*tables):
@@ -41,14 +41,11 @@ def delete_all(*tables):
 
 
 def analyze():
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE django_pglock_task")
+    execute_sql("ANALYZE django_pglock_task")
 
 
 def plan_of(sql, params=None):
-    with connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN (FORMAT JSON) {sql}", params)
-        answer = cursor.fetchone()[0]
+    answer = execute_sql(f"EXPLAIN (FORMAT JSON) {sql}", params)[0][0]
     return answer if isinstance(answer, list) else json.loads(answer)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from django.db import connection
 
 from tests.conftest import ROOT
 from tests.plans.reading import BATCH, analyze, executed, insert, pages_read, rows_read
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db
 
@@ -25,9 +25,7 @@ def test_the_query_of_the_autoscaler_stops_early(new_table, statistics):
     insert("READY", 10_000)
     insert("SCHEDULED", BATCH, seconds=-60)
     [query] = re.findall(r"query: >-\n(.*?) #", (ROOT / "deploy" / "kubernetes.yaml").read_text(), re.DOTALL)
-    with connection.cursor() as cursor:
-        cursor.execute(query)
-        assert cursor.fetchone() == (1000 + BATCH + BATCH,), "of the ready ones no more, those in turns, and those due"
+    assert execute_sql(query)[0] == (1000 + BATCH + BATCH,), "of the ready ones no more, those in turns, and those due"
     plan = executed(query)
     assert rows_read(plan) <= 1000 + 3 * BATCH
     assert pages_read(plan) < 400

@@ -7,7 +7,6 @@ Then the planner expects one row in each table, however many rows come (``django
 from __future__ import annotations
 
 import pytest
-from django.db import connection
 from django.urls import reverse
 
 from django_pglock.admin.task_page import before_and_after
@@ -19,6 +18,7 @@ from django_pglock.store.wake import STILL_READY
 from tests.plans.reading import comparisons, delete_all, executed, insert
 from tests.plans.store.backlog import ATTEMPTS, TABLES
 from tests.sample.models import Rack
+from tests.sql import execute_sql
 
 #: Tasks of each kind.
 MANY = 2000
@@ -33,31 +33,25 @@ SELECT 'aisle ' || n % 100, n, CASE WHEN n % 10 = 0 THEN 'new' ELSE 'used' END F
 """
 
 
-def execute(statement):
-    with connection.cursor() as cursor:
-        cursor.execute(statement)
-        return cursor.fetchall() if cursor.description else []
-
-
 def rows_read_by(action):
-    [(before,)] = execute(READ)
+    [(before,)] = execute_sql(READ)
     action()
-    [(after,)] = execute(READ)
+    [(after,)] = execute_sql(READ)
     return after - before
 
 
 @pytest.fixture
 def emptied(new_table, django_user_model):
     """Thousands of tasks, attempts and waiters, and rows of the project that refer to tasks, since the last ANALYZE."""
-    execute("CREATE TABLE refers (task bigint REFERENCES django_pglock_task (id))")
-    execute("CREATE INDEX ON refers (task)")
+    execute_sql("CREATE TABLE refers (task bigint REFERENCES django_pglock_task (id))")
+    execute_sql("CREATE INDEX ON refers (task)")
     for is_emptied in (True, False):
         insert("SUCCESSFUL", MANY)
         insert("FAILED", MANY)
-        execute(ATTEMPTS)
-        execute("INSERT INTO django_pglock_waiter (awaited, task_id) SELECT id + 10000, id FROM django_pglock_task")
-        execute(f"INSERT INTO refers SELECT id FROM django_pglock_task ORDER BY id LIMIT {MANY // 2}")
-        execute(RACKS)
+        execute_sql(ATTEMPTS)
+        execute_sql("INSERT INTO django_pglock_waiter (awaited, task_id) SELECT id + 10000, id FROM django_pglock_task")
+        execute_sql(f"INSERT INTO refers SELECT id FROM django_pglock_task ORDER BY id LIMIT {MANY // 2}")
+        execute_sql(RACKS)
         if is_emptied:
             delete_all(*TABLES, "refers", "sample_rack")
     insert("READY", MANY)
@@ -89,7 +83,7 @@ def test_ready_tasks_of_a_queue_are_looked_for_by_a_probe(emptied):
 
 def test_the_page_of_a_task_reads_a_few_of_those_that_wait_for_it(emptied):
     task = Task.objects.latest("pk")
-    execute(f"UPDATE django_pglock_waiter SET awaited = {task.pk}")
+    execute_sql(f"UPDATE django_pglock_waiter SET awaited = {task.pk}")
     assert len(before_and_after(task)[1]) > 1
     assert rows_read_by(lambda: before_and_after(task)) < 50
 

@@ -22,6 +22,7 @@ from example_project.systems.handoff.scenario import (
 from example_project.systems.handoff.search import PARTS, Entry, Order
 from example_project.systems.handoff.tasks import update
 from tests.conftest import NEVER
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -95,14 +96,7 @@ def test_a_saved_start_id_keeps_searches_short_during_an_open_transaction():
 
 
 def value(statement):
-    with connection.cursor() as cursor:
-        cursor.execute(statement)
-        return cursor.fetchone()[0]
-
-
-def run(statement):
-    with connection.cursor() as cursor:
-        cursor.execute(statement)
+    return execute_sql(statement)[0][0]
 
 
 def change_everything():
@@ -115,9 +109,9 @@ def change_everything():
         part.objects.bulk_create(part(order=order, text=f"many {table}") for order in orders)
         with connection.cursor() as cursor, cursor.copy(f'COPY "{table}" (order_id, text) FROM STDIN') as lines:
             lines.write(f"{first + 1}\tcopied {table}\n")
-        run(f"UPDATE \"{table}\" SET text = 'changed {table}' WHERE (order_id - {first}) % 3 = 0")
+        execute_sql(f"UPDATE \"{table}\" SET text = 'changed {table}' WHERE (order_id - {first}) % 3 = 0")
         part.objects.filter(order_id=first + 4).update(order=first + 5)
-        run(f'DELETE FROM "{table}" WHERE (order_id - {first}) % 7 = 0')
+        execute_sql(f'DELETE FROM "{table}" WHERE (order_id - {first}) % 7 = 0')
         with pytest.raises(ZeroDivisionError), transaction.atomic():
             part.objects.update(text="never")
             raise ZeroDivisionError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import Count
 from django.utils import timezone
 
@@ -15,6 +15,7 @@ from example_project.systems.sharing.report import write_report
 from qa.systems.sharing.nodes import GATE, process_behind_the_gate
 from tests.conftest import NEVER
 from tests.db.locks.sessions import Somebody
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -75,8 +76,7 @@ def test_without_a_claim_two_nodes_read_the_same_row(in_threads):
 
 def test_a_claim_reads_no_processed_row():
     Row.objects.bulk_create(Row(data="1", processed=number > 5) for number in range(3000))
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE sharing_row")
+    execute_sql("ANALYZE sharing_row")
     with transaction.atomic():
         rows = Row.objects.filter(processed=False, attempts__lt=MOST_ATTEMPTS).order_by("attempts", "id")
         plan = rows.select_for_update(skip_locked=True)[:10].explain()

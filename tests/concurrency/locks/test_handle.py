@@ -10,6 +10,7 @@ from django.db import connection, transaction
 
 from django_pglock import LockNotAvailable, lock, try_lock
 from tests.sample.models import Effect
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -105,9 +106,7 @@ def test_a_storm_of_timeouts_leaves_nothing_held(in_threads):
             except LockNotAvailable:
                 outcomes.append("busy")
         # Before the session of the thread ends, because a leaked lock would end with the session.
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
-            return cursor.fetchone()[0]
+        return execute_sql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")[0][0]
 
     assert in_threads(storm, 8) == [0] * 8
     assert outcomes.count("busy") > 100, "the test did not provoke what it is about"

@@ -12,6 +12,7 @@ from django_pglock import LockLost, lock
 from django_pglock.postgres.connections import has_ended
 from tests.concurrency.locks.pooling.base import DatabaseWrapper as Pooling
 from tests.concurrency.locks.test_handle import locks_held
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,9 +31,7 @@ def pooled():
 
 
 def pid_of(connection):
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        return cursor.fetchone()[0]
+    return execute_sql("SELECT pg_backend_pid()")[0][0]
 
 
 def test_a_session_is_used_again_while_no_lock_is_held(pooled):

@@ -17,6 +17,7 @@ from django_pglock.admin import task_page
 from django_pglock.admin.tasks import TaskAdmin
 from django_pglock.models import Task
 from tests.db.admin.visits import add_attempt, make, page_of, person, url, visit
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db
 
@@ -30,14 +31,13 @@ def content_type():
 def failed(count):
     """Make a task with a number of failures, each with the longest traceback that a worker writes."""
     row = make("FAILED", attempts=count)
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """INSERT INTO django_pglock_attempt
-                      (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
-               SELECT %s, n, gen_random_uuid(), now(), now(), 'FAILED', 'builtins.ValueError',
-                      'trace of ' || n || ' ' || repeat('<deep> ', 9000) FROM generate_series(1, %s) AS n""",
-            [row.pk, count],
-        )
+    execute_sql(
+        """INSERT INTO django_pglock_attempt
+                  (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
+           SELECT %s, n, gen_random_uuid(), now(), now(), 'FAILED', 'builtins.ValueError',
+                  'trace of ' || n || ' ' || repeat('<deep> ', 9000) FROM generate_series(1, %s) AS n""",
+        [row.pk, count],
+    )
     return row
 
 

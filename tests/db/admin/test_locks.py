@@ -19,6 +19,7 @@ from django_pglock.models import Lease as LeaseRow
 from django_pglock.models import Worker
 from tests.db.admin.visits import act, make, person, said, start_worker, url
 from tests.db.locks.sessions import Somebody
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db
 
@@ -146,8 +147,7 @@ def test_a_worker_whose_last_heartbeat_is_beyond_the_limit_is_marked(client, set
 def test_workers_have_pages_whatever_the_style_of_intervals_is(client):
     person(client, "view_worker")
     worker = start_worker("web1:42")
-    with connection.cursor() as cursor:
-        cursor.execute("SET LOCAL IntervalStyle = 'sql_standard'")
+    execute_sql("SET LOCAL IntervalStyle = 'sql_standard'")
     page = client.get(url("worker"))
     assert re.search(r"\d+\.\d s ago", page.content.decode())
     assert client.get(url("worker", "change", worker)).status_code == 200

@@ -23,6 +23,7 @@ from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.testing import run_tasks
 from tests.sample import captured_tasks as tasks
 from tests.sample.models import Effect, Product, Shelf
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db
 
@@ -47,8 +48,7 @@ def capture(monkeypatch):
 
 
 def run(statement, *values):
-    with connection.cursor() as cursor:
-        cursor.execute(statement, values or None)
+    execute_sql(statement, values or None)
 
 
 def products(count, **fields):
@@ -274,8 +274,7 @@ def test_the_changes_of_each_row_keep_their_order(capture, worker, in_threads, e
         for _ in range(15):
             with transaction.atomic():
                 number = chance.choice([*expected])
-                with connection.cursor() as cursor:
-                    cursor.execute("SELECT pg_advisory_xact_lock(%s)", [number])
+                execute_sql("SELECT pg_advisory_xact_lock(%s)", [number])
                 if not Product.objects.filter(pk=number).exists():
                     Product.objects.create(pk=number, name="a")
                     said = "insert"
@@ -491,12 +490,11 @@ def test_the_type_of_a_captured_primary_key_can_be_altered_and_the_way_back_drop
 @pytest.fixture
 def clerk(transactional_db):
     """Run SQL in a session of a role that may write to the captured table and nothing else."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "CREATE ROLE clerk; GRANT SELECT, INSERT, UPDATE, DELETE ON sample_product TO clerk;"
-            "GRANT USAGE ON SEQUENCE sample_product_id_seq TO clerk;"
-            "CREATE SCHEMA clerks AUTHORIZATION clerk"
-        )
+    execute_sql(
+        "CREATE ROLE clerk; GRANT SELECT, INSERT, UPDATE, DELETE ON sample_product TO clerk;"
+        "GRANT USAGE ON SEQUENCE sample_product_id_seq TO clerk;"
+        "CREATE SCHEMA clerks AUTHORIZATION clerk"
+    )
     session = dedicated_connection("default")
     try:
         with session.cursor() as cursor:
@@ -504,8 +502,7 @@ def clerk(transactional_db):
             yield cursor.execute
     finally:
         session.close()
-        with connection.cursor() as cursor:
-            cursor.execute("DROP SCHEMA clerks CASCADE; DROP OWNED BY clerk; DROP ROLE clerk")
+        execute_sql("DROP SCHEMA clerks CASCADE; DROP OWNED BY clerk; DROP ROLE clerk")
 
 
 @pytest.mark.django_db(transaction=True)

@@ -22,6 +22,7 @@ from django_pglock.store.statements import filled
 from django_pglock.testing import assert_no_locks, hold
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -34,9 +35,7 @@ WHERE locktype = 'advisory' AND (pid = pg_backend_pid() OR application_name = %s
 
 def held(application=""):
     """Return the locks of this session and of the sessions of an application: the 64 bits and the space of each."""
-    with connection.cursor() as cursor:
-        cursor.execute(HELD, [application])
-        return cursor.fetchall()
+    return execute_sql(HELD, [application])
 
 
 def lock_keys(*keys, cursor=None):

@@ -9,6 +9,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.keys import make_key
 from django_pglock.postgres.sessions import dedicated_connection
+from tests.sql import execute_sql
 
 
 class Somebody:
@@ -41,21 +42,15 @@ class Somebody:
 
 
 def my_pid():
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        return cursor.fetchone()[0]
+    return execute_sql("SELECT pg_backend_pid()")[0][0]
 
 
 def setting(name):
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT current_setting(%s)", [name])
-        return cursor.fetchone()[0]
+    return execute_sql("SELECT current_setting(%s)", [name])[0][0]
 
 
 def advisory_rows():
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
-        return cursor.fetchone()[0]
+    return execute_sql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")[0][0]
 
 
 def statements_of(function):
@@ -65,8 +60,7 @@ def statements_of(function):
 
 
 def execute(sql):
-    with connection.cursor() as cursor:
-        cursor.execute(sql)
+    execute_sql(sql)
 
 
 def sessions_of_leases():

@@ -13,6 +13,7 @@ from django_pglock import LockLost, LockNotAvailable, lock, try_lock
 from django_pglock.postgres.connections import has_session_ended
 from tests.db.locks.sessions import advisory_rows, setting
 from tests.sample.models import Effect
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -21,8 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_a_holder_that_stalls_loses_the_lock_and_gets_an_error(somebody, eventually, in_transaction):
     """A request that hangs in a call to another service must not keep the lock forever."""
     with pytest.raises(LockLost), lock("a", scope="session", max_hold=1) as handle:
-        with connection.cursor() as cursor:
-            cursor.execute("BEGIN" if in_transaction else "SELECT 1")
+        execute_sql("BEGIN" if in_transaction else "SELECT 1")
         eventually(lambda: somebody.can_have("a"), why="the lock was kept")
         # The server frees the lock a moment before it closes its end of the connection.
         with pytest.raises(LockLost):
@@ -121,9 +121,7 @@ def test_ctrl_c_while_waiting_leaves_nothing(somebody, scope, request, eventuall
         pytest.fail("the body ran without the lock")
     thread.join()
     assert advisory_rows() == 0
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-        assert cursor.fetchone()[0] == 0
+    assert execute_sql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0][0] == 0
     with try_lock("b") as held:
         assert held
 

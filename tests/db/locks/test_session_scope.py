@@ -10,6 +10,7 @@ from django_pglock.keys import make_key
 from django_pglock.locks.request import Request, in_order
 from django_pglock.locks.statements import free_if_held_statement
 from tests.db.locks.sessions import advisory_rows, statements_of
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -17,8 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_errors_that_are_not_busy_pass_through_and_leave_nothing_held(somebody):
     """The statement_timeout of the operator ends a wait without limit. This does not mean that the lock is busy."""
     somebody.holds("a")
-    with connection.cursor() as cursor:
-        cursor.execute("SET statement_timeout = '50ms'")
+    execute_sql("SET statement_timeout = '50ms'")
     with pytest.raises(OperationalError, match="statement timeout"), lock("a"):
         pass
     assert advisory_rows() == 0
@@ -36,8 +36,7 @@ def test_one_statement_acquires_and_one_frees(timeout):
 
 def test_an_error_in_the_middle_leaves_none(somebody):
     somebody.holds("b")
-    with connection.cursor() as cursor:
-        cursor.execute("SET statement_timeout = '50ms'")
+    execute_sql("SET statement_timeout = '50ms'")
     with pytest.raises(OperationalError, match="statement timeout"), lock_all("a", "b", "c"):
         pass
     assert advisory_rows() == 0
@@ -64,8 +63,7 @@ def test_after_an_error_the_session_ends_if_its_locks_cannot_be_told_apart(someb
     """The server does not say how often a session holds a lock."""
     somebody.holds("b")
     with pytest.raises(LockLost, match="connection was closed"), lock("a"):
-        with connection.cursor() as cursor:
-            cursor.execute("SET statement_timeout = '50ms'")
+        execute_sql("SET statement_timeout = '50ms'")
         with pytest.raises(OperationalError, match="statement timeout"), lock_all("a", "b"):
             pass
         eventually(lambda: somebody.can_have("a"))

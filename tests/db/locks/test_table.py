@@ -8,6 +8,7 @@ from django.db import OperationalError, connection, transaction
 from django_pglock import LockNotAvailable, LockScopeError, lock_table, lock_timeout
 from tests.db.locks.sessions import setting, statements_of
 from tests.sample.models import Effect
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -65,8 +66,7 @@ def test_a_mode_that_does_not_exist_is_refused():
 
 def test_a_limit_on_waits_is_in_force_in_the_block_and_then_as_it_was():
     with transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute("SET LOCAL lock_timeout = '7s'")
+        execute_sql("SET LOCAL lock_timeout = '7s'")
         with lock_timeout(2):
             assert setting("lock_timeout") == "2s"
             with lock_timeout(None):

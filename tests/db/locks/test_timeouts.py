@@ -16,14 +16,14 @@ from django_pglock.locks.request import Request
 from django_pglock.locks.statements import Busy, acquire_session_locks, restore_limit
 from tests.conftest import NEVER
 from tests.db.locks.sessions import Somebody, setting, statements_of
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])
 def test_the_callers_own_lock_timeout_is_as_it_was(in_transaction):
-    with connection.cursor() as cursor:
-        cursor.execute("SET lock_timeout = '7s'")
+    execute_sql("SET lock_timeout = '7s'")
     if in_transaction:
         with transaction.atomic():
             with lock("a", timeout=1):
@@ -37,8 +37,7 @@ def test_the_callers_own_lock_timeout_is_as_it_was(in_transaction):
 
 
 def test_a_short_statement_timeout_does_not_cut_a_longer_wait_short(somebody):
-    with connection.cursor() as cursor:
-        cursor.execute("SET statement_timeout = '50ms'")
+    execute_sql("SET statement_timeout = '50ms'")
     somebody.holds("a")
     with pytest.raises(LockNotAvailable), lock("a", timeout=0.2):
         pass
@@ -54,8 +53,7 @@ def test_the_timeout_of_lock_all_limits_the_sum_of_the_waits(somebody, in_transa
         other.ask("SELECT pg_advisory_lock(%s)", number)
     # Each lock becomes free after most of the limit has passed, so that only the sum exceeds it.
     try:
-        with connection.cursor() as cursor:
-            cursor.execute("SET lock_timeout = '7s'")
+        execute_sql("SET lock_timeout = '7s'")
         freeing = _free_one_after_another(others, 0.2)
         outer = transaction.atomic() if in_transaction else lock("unrelated")
         with outer, pytest.raises(LockNotAvailable), lock_all(0, 1, 2, 3, timeout=0.3):
@@ -101,8 +99,7 @@ LIMITS = ("idle_session_timeout", "idle_in_transaction_session_timeout")
 @pytest.mark.parametrize("timeout", [None, 0, 5])
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]])
 def test_max_hold_is_in_force_while_the_lock_is_held_and_then_as_it_was(timeout, names):
-    with connection.cursor() as cursor:
-        cursor.execute("SET idle_session_timeout = '7min'")
+    execute_sql("SET idle_session_timeout = '7min'")
 
     def use():
         with lock_all(*names, timeout=timeout, max_hold=30):

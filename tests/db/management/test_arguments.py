@@ -17,6 +17,7 @@ from django_pglock.management.worker_arguments import add_worker_arguments
 from django_pglock.worker import Worker
 from django_pglock.worker.queues import Queues
 from tests.db.management.commands.test_locktasks import locktasks
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -33,14 +34,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 )
 def test_a_role_without_rights_gets_a_sentence(name, arguments):
     role = f"pglock_stranger_{os.getpid()}"  # roles belong to the server, not to the tests' database
-    with connection.cursor() as cursor:
-        cursor.execute(f"CREATE ROLE {role}; SET ROLE {role}")
+    execute_sql(f"CREATE ROLE {role}; SET ROLE {role}")
     try:
         with pytest.raises(CommandError, match=r"^permission denied for \w+ \w+\. The rights .* docs/security.md\.$"):
             call_command(name, *arguments, stdout=StringIO())
     finally:
-        with connection.cursor() as cursor:
-            cursor.execute(f"RESET ROLE; DROP ROLE {role}")
+        execute_sql(f"RESET ROLE; DROP ROLE {role}")
 
 
 def test_a_server_that_cannot_be_reached_is_a_command_error(monkeypatch):

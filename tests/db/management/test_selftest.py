@@ -6,9 +6,10 @@ from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection, connections
+from django.db import connections
 
 from django_pglock.management.selftest import selftest
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -35,13 +36,11 @@ def replace_lock_function(options):
     """Grant a lock to two clients."""
 
     def replace(name):
-        with connection.cursor() as cursor:
-            cursor.execute(LIE.format(name=name))
+        execute_sql(LIE.format(name=name))
         options("-c search_path=lies,pg_catalog,public")
 
     yield replace
-    with connection.cursor() as cursor:
-        cursor.execute("DROP SCHEMA lies CASCADE")
+    execute_sql("DROP SCHEMA lies CASCADE")
 
 
 def not_ok():
@@ -52,9 +51,7 @@ def test_the_self_test_accepts_a_private_server_and_leaves_no_table():
     out = StringIO()
     call_command("locks", "--selftest", stdout=out)
     assert [line.partition(" ")[0] for line in out.getvalue().splitlines()] == ["ok"] * 4, out.getvalue()
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT relname FROM pg_class WHERE relname LIKE '%%selftest%%'")
-        assert cursor.fetchall() == []
+    assert execute_sql("SELECT relname FROM pg_class WHERE relname LIKE '%%selftest%%'") == []
 
 
 SESSION_LOCKS = "A session lock excludes other clients until it is freed."

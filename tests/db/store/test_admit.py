@@ -34,6 +34,7 @@ from tests.property.simulation import LONG
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 from tests.sample.models import Effect
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -92,9 +93,7 @@ def test_a_task_with_something_left_to_wait_for_does_not_keep_those_behind_it_wa
 @pytest.mark.parametrize(("seconds", "pause"), [(9, 0.9), (86_400, 1.0)])
 def test_the_next_look_for_a_task_that_no_worker_begins_is_after_a_tenth_of_its_wait_or_a_second(seconds, pause):
     def now():
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT clock_timestamp()")
-            return cursor.fetchone()[0]
+        return execute_sql("SELECT clock_timestamp()")[0][0]
 
     for _ in range(3):
         keyed.trickle.enqueue(1)
@@ -235,8 +234,7 @@ def test_admission_sees_concurrent_admissions_at_every_isolation_level(in_thread
 
         def admit_one(number):
             if number == 0:
-                with connection.cursor() as cursor:
-                    cursor.execute("SET default_transaction_isolation = 'repeatable read'")
+                execute_sql("SET default_transaction_isolation = 'repeatable read'")
                 return admit("default", ["order:1", "order:2"])
             eventually(lambda: holder.execute(waiting).fetchone()[0], why="nobody waits")
             count = admit("default", ["order:2"])
@@ -590,8 +588,7 @@ def check_admission_at_rate(task, key, bucket, world):
         arrives_in, opens_in = bucket
         make(world, key=key, meta=meta)
         if arrives_in is not None:
-            with connection.cursor() as cursor:
-                cursor.execute(FILL, [key, arrives_in, opens_in, arrives_in])
+            execute_sql(FILL, [key, arrives_in, opens_in, arrives_in])
 
     def admit():
         admit_by_the_general_statement(key)

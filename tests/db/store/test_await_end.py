@@ -23,6 +23,7 @@ from tests.conftest import NEVER
 from tests.db.store.waiting import listener_threads, results_of, run, sessions, settle, until
 from tests.proxy import Proxy
 from tests.sample import forking_tasks, running_tasks, tasks
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -254,9 +255,7 @@ TERMINATE = f"SELECT pid, pg_terminate_backend(pid) {LISTENS}"
 
 
 def pids():
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT pid {LISTENS}")
-        return [pid for (pid,) in cursor.fetchall()]
+    return [pid for (pid,) in execute_sql(f"SELECT pid {LISTENS}")]
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -272,9 +271,7 @@ def test_a_result_listener_replaces_a_lost_session_and_misses_no_result(
         if number < 5:
             return results[number].wait(NEVER).is_finished
         eventually(lambda: Waiter.objects.count() == 5)
-        with connection.cursor() as cursor:
-            cursor.execute(TERMINATE)
-            [(ended, _)] = cursor.fetchall()
+        [(ended, _)] = execute_sql(TERMINATE)
         if before:
             settle(*results)
         else:
@@ -301,8 +298,7 @@ def test_a_long_outage_raises_an_error_in_all_waits_for_results(in_threads, even
             return
         eventually(Waiter.objects.exists)
         monkeypatch.setattr(await_end, "dedicated_connection", refuse)
-        with connection.cursor() as cursor:
-            cursor.execute(TERMINATE)
+        execute_sql(TERMINATE)
 
     in_threads(work, 2)
     eventually(lambda: not listener_threads())

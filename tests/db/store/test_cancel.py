@@ -33,6 +33,7 @@ from tests.db.worker.conftest import wait_for_end
 from tests.sample import running_tasks as running
 from tests.sample import tasks
 from tests.sample.models import Effect
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -203,9 +204,7 @@ def test_the_cancel_of_an_atomic_task_rolls_back(worker, eventually):
     sleeping = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(%%' AND state = 'active'"
 
     def sleeps():
-        with connection.cursor() as cursor:
-            cursor.execute(sleeping)
-            return cursor.fetchone()[0]
+        return execute_sql(sleeping)[0][0]
 
     eventually(sleeps)
     Task.objects.cancel()

@@ -8,7 +8,6 @@ from operator import itemgetter
 from uuid import uuid4
 
 import pytest
-from django.db import connection
 
 from django_pglock import enqueue_many
 from django_pglock.models import Queue, Task
@@ -22,6 +21,7 @@ from django_pglock.tasks.queues import OWN_QUEUE
 from tests.db.store import fair_claims
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -91,8 +91,7 @@ def test_a_claim_behind_a_task_takes_later_tasks_of_its_priority():
 def test_no_date_of_a_row_keeps_tasks_from_being_claimed(claim, date):
     """Another program may have written the date."""
     tasks.nothing.enqueue()
-    with connection.cursor() as cursor:
-        cursor.execute("UPDATE django_pglock_task SET enqueued_at = %s, started_at = %s", [date] * 2)
+    execute_sql("UPDATE django_pglock_task SET enqueued_at = %s, started_at = %s", [date] * 2)
     [mine] = claim()
     assert mine.waited >= 0
 

@@ -6,7 +6,6 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from django.db import connection
 from django.db.models.functions import Now
 
 from django_pglock.models import Task, Worker
@@ -15,6 +14,7 @@ from django_pglock.store.count import OLDEST, queue_counts
 from django_pglock.store.ready import ready_paths, ready_queues, unknown
 from tests.db.admin.visits import make
 from tests.sample import tasks
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -27,8 +27,7 @@ SELECT 'mail', 'default', 'app.send', 'READY' FROM generate_series(1, %s)
 
 @pytest.mark.parametrize(("there", "counted", "has_more"), [(9_999, 9_999, False), (10_001, 10_000, True)])
 def test_counts_stop_where_the_documentation_says(there, counted, has_more):
-    with connection.cursor() as cursor:
-        cursor.execute(INSERT, [there])
+    execute_sql(INSERT, [there])
     [mail] = queue_counts("default")
     assert (mail.queue, mail.counts["READY"], "READY" in mail.at_least) == ("mail", counted, has_more)
 

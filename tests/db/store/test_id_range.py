@@ -11,6 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock.models import Task
 from django_pglock.store.id_range import PRECISION, id_in, ids_between, newest
 from tests.db.store.test_prune import make
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db
 
@@ -19,13 +20,12 @@ BEGAN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 def spread(*ids):
     """Make a task for each id, enqueued so many seconds after the beginning."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """INSERT INTO django_pglock_task (id, queue, task_path, backend, enqueued_at)
-               OVERRIDING SYSTEM VALUE
-               SELECT id, 'q', 'a.b', 'default', %s + id * interval '1 second' FROM unnest(%s::bigint[]) AS id""",
-            [BEGAN, list(ids)],
-        )
+    execute_sql(
+        """INSERT INTO django_pglock_task (id, queue, task_path, backend, enqueued_at)
+           OVERRIDING SYSTEM VALUE
+           SELECT id, 'q', 'a.b', 'default', %s + id * interval '1 second' FROM unnest(%s::bigint[]) AS id""",
+        [BEGAN, list(ids)],
+    )
 
 
 @pytest.mark.parametrize("ids", [range(1, 9000), [*range(1, 1000), *range(500_000, 500_100)], [7], []])

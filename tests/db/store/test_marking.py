@@ -15,6 +15,7 @@ from django_pglock.models import Task
 from django_pglock.store.marking import first_free, mark
 from tests.conftest import NEVER
 from tests.sample.models import Express, Letter, Parcel, Rack, Sender
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db
 
@@ -187,8 +188,7 @@ def waiters(name):
 def test_at_repeatable_read_a_row_that_has_changed_since_the_snapshot_is_an_error(parcels, in_threads):
     """PostgreSQL can use neither the new version of the row nor the old one, and raises an error."""
     with pytest.raises(OperationalError, match="could not serialize access"), transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        execute_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         assert parcels.count() == 10
         in_threads(lambda _: Parcel.objects.update(attempts=1), 1)
         parcels.claim_update(1, status=TAKEN)

@@ -28,6 +28,7 @@ from django_pglock.tasks.states import FINISHED, TaskStatus
 from django_pglock.worker.parent import upkeep
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -357,8 +358,7 @@ def refer():
             cursor.execute('INSERT INTO "keeps %%task" VALUES (%s)', (row.pk,))
 
     yield refer
-    with connection.cursor() as cursor:
-        cursor.execute('DROP TABLE "keeps %task" CASCADE')
+    execute_sql('DROP TABLE "keeps %task" CASCADE')
 
 
 def test_a_table_that_refers_to_tasks_keeps_these_tasks_and_no_others(worker, eventually, caplog, refer, monkeypatch):
@@ -415,6 +415,4 @@ def test_a_role_that_may_not_read_the_table_prunes_what_it_can(refer, caplog):
 
 def test_no_foreign_key_of_the_package_is_checked_for_each_pruned_task():
     """These checks of one row after the other took two thirds of the time of pruning."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT conname FROM pg_constraint WHERE confrelid = 'django_pglock_task'::regclass")
-        assert cursor.fetchall() == []
+    assert execute_sql("SELECT conname FROM pg_constraint WHERE confrelid = 'django_pglock_task'::regclass") == []

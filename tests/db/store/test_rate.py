@@ -30,6 +30,7 @@ from tests.conftest import NEVER
 from tests.db.store.endings import statuses
 from tests.db.store.workers import add_sleeping_worker
 from tests.sample import keyed_tasks as keyed
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -120,13 +121,12 @@ def test_unclaimed_tasks_count_against_the_burst():
     assert Task.objects.latest("id").status == "BLOCKED"
     for _ in range(2):
         keyed.trickle.enqueue(1)
-    with connection.cursor() as cursor:
-        cursor.execute("UPDATE django_pglock_ratelimit SET arrives_at = now() - interval '1 day', opens_at = now()")
+    execute_sql("UPDATE django_pglock_ratelimit SET arrives_at = now() - interval '1 day', opens_at = now()")
     admit("default", open_rates("default"))
     assert Task.objects.filter(status="READY").count() == 2
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT opens_at > now() + interval '0.5 s' FROM django_pglock_ratelimit")
-        assert cursor.fetchone()[0], "for one that nobody begins there is a look a second, not twenty"
+    assert execute_sql("SELECT opens_at > now() + interval '0.5 s' FROM django_pglock_ratelimit")[0][0], (
+        "for one that nobody begins there is a look a second, not twenty"
+    )
     Task.objects.filter(status="READY").update(status="SUCCESSFUL", finished_at="2026-01-01T00:00Z")
     admit("default", ["%rate tenant:1"])
     assert Task.objects.filter(status="READY").count() == 2
@@ -198,9 +198,7 @@ def test_a_late_admission_delays_the_next_one(late, burst):
 
 
 def server_time():
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT clock_timestamp()")
-        return cursor.fetchone()[0]
+    return execute_sql("SELECT clock_timestamp()")[0][0]
 
 
 def test_a_rate_limits_also_tasks_with_a_lock_key(claim):
@@ -284,9 +282,7 @@ def test_an_admission_after_the_commit_does_not_wait_for_a_locked_row(locked, fu
             cursor.execute("RESET statement_timeout")
     admit()
     assert Task.objects.get().status == "READY"
-    with connection.cursor() as cursor:
-        cursor.execute("SHOW lock_timeout")
-        assert cursor.fetchone() == ("0",)
+    assert execute_sql("SHOW lock_timeout")[0] == ("0",)
 
 
 def test_sixteen_enqueuers_take_no_token_twice(in_threads):

@@ -32,6 +32,7 @@ from tests.db.store.endings import FAILURE, settle_one, statuses
 from tests.db.store.waiting import results_of
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -169,8 +170,7 @@ def test_orphaned_waiters_are_searched_page_by_page(claim):
         tasks.echo.using(after=[each]).enqueue(1)
     [first, *_] = claim(1)
     settle("default", [(first, Succeeded())], first.worker)
-    with connection.cursor() as cursor:
-        cursor.execute("DELETE FROM django_pglock_task WHERE id = %s", [int(awaited[1].id)])
+    execute_sql("DELETE FROM django_pglock_task WHERE id = %s", [int(awaited[1].id)])
     found, last = [], 0
     while page := orphaned_waiters("default", last, limit=2):
         assert len(page) == 2

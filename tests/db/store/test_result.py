@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from django.db import connection
 from django.utils import timezone
 
 from django_pglock import enqueue_many
@@ -18,6 +17,7 @@ from tests.db.store.test_prune import ago, make
 from tests.sample import result_tasks as sample
 from tests.sample import tasks
 from tests.sample.models import Effect
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -84,13 +84,12 @@ def test_a_result_has_the_options_with_which_its_task_was_enqueued():
 def test_the_first_and_the_last_date_that_a_row_can_have_are_read(settings, zone, use_tz):
     """A plain INSERT writes such a date. The worker and ``get_result()`` make the same result of the row."""
     settings.TIME_ZONE, settings.USE_TZ = zone, use_tz
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO django_pglock_task (queue, backend, task_path, run_after) "
-            "SELECT 'default', 'default', %s, date::timestamptz "
-            "FROM unnest(ARRAY['0001-01-02 00:00+00', '9999-12-30 00:00+00']) AS date",
-            [tasks.nothing.module_path],
-        )
+    execute_sql(
+        "INSERT INTO django_pglock_task (queue, backend, task_path, run_after) "
+        "SELECT 'default', 'default', %s, date::timestamptz "
+        "FROM unnest(ARRAY['0001-01-02 00:00+00', '9999-12-30 00:00+00']) AS date",
+        [tasks.nothing.module_path],
+    )
     run_tasks()
     rows = Task.objects.order_by("id")
     assert [row.status for row in rows] == ["SUCCESSFUL", "SUCCESSFUL"]

@@ -24,6 +24,7 @@ from tests.db.store.endings import FAILURE, settle_one, statuses
 from tests.db.store.test_prune import make
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -303,8 +304,7 @@ def test_at_repeatable_read_a_task_whose_unique_key_was_taken_after_the_snapshot
     [mine] = claim()
     settle_one(mine, Failed(FAILURE))
     with transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        execute_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         assert Task.objects.count() == 1
         in_threads(lambda number: keyed.rebuild.enqueue(1), 1)
         assert Task.objects.all().retry() == 0

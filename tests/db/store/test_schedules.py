@@ -29,6 +29,7 @@ from tests.conftest import NEVER
 from tests.db.store.endings import FAILURE
 from tests.db.store.schedules import HOUR, HOURLY, NIGHTLY, decorate, enqueue_due, register, schedule, ticks
 from tests.sample import scheduled
+from tests.sql import execute_sql
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
 
@@ -286,9 +287,7 @@ def test_enqueue_due_limits_the_idle_time_of_its_transaction():
     seen = []
 
     def look(sender, **kwargs):
-        with connection.cursor() as cursor:
-            cursor.execute("SHOW idle_in_transaction_session_timeout")
-            seen.append(cursor.fetchone()[0])
+        seen.append(execute_sql("SHOW idle_in_transaction_session_timeout")[0][0])
 
     schedule(due=HOUR)
     task_enqueued.connect(look)

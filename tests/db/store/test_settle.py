@@ -28,6 +28,7 @@ from django_pglock.store.settle import finish_dates, locked_by_others, settle, s
 from django_pglock.tasks.states import TaskStatus
 from tests.db.store.workers import beat
 from tests.sample import tasks
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db
 
@@ -246,9 +247,7 @@ def test_a_locked_row_holds_up_a_batch_for_a_moment_only_and_the_session_keeps_i
     with locked(mine.id), pytest.raises(OperationalError):
         settle_one(mine, outcome)
     assert settle_one(mine, outcome)
-    with connection.cursor() as cursor:
-        cursor.execute("SHOW lock_timeout")
-        assert cursor.fetchone() == ("0",)
+    assert execute_sql("SHOW lock_timeout")[0] == ("0",)
 
 
 def test_the_dates_of_tasks_that_have_finished_are_read(claim):
@@ -265,9 +264,7 @@ def test_successes_are_written_with_the_transaction_of_their_function(claim):
         tasks.nothing.enqueue()
     first, second, other = claim(3)
     with transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT clock_timestamp()")
-            [begun] = cursor.fetchone()
+        [begun] = execute_sql("SELECT clock_timestamp()")[0]
         with CaptureQueriesContext(connection) as sent:
             settle_and_commit("default", [(second, Succeeded('{"a": 1}')), (first, Succeeded("null"))])
         assert "".join(each["sql"] for each in sent).count("UPDATE") == 1, "one statement for all claims of a group"
@@ -275,9 +272,9 @@ def test_successes_are_written_with_the_transaction_of_their_function(claim):
     assert [rows[each.id].status for each in (first, second, other)] == ["SUCCESSFUL", "SUCCESSFUL", "RUNNING"]
     assert [rows[each.id].result for each in (first, second)] == [None, {"a": 1}]
     assert rows[first.id].finished_at > begun, "it ends when the function ends, not when the transaction begins"
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM django_pglock_task WHERE result IS NULL")
-        assert cursor.fetchone() == (2,), "a JSON null takes place"
+    assert execute_sql("SELECT count(*) FROM django_pglock_task WHERE result IS NULL")[0] == (2,), (
+        "a JSON null takes place"
+    )
 
 
 @pytest.mark.django_db(transaction=True)

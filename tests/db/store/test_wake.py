@@ -36,6 +36,7 @@ from django_pglock.worker.child.in_flight import InFlight
 from django_pglock.worker.queues import Queues
 from tests.db.store.workers import add_sleeping_worker, register
 from tests.sample import tasks
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -76,8 +77,7 @@ def clock(monkeypatch):
 
 def test_sleeping_workers_are_woken_after_the_commit_and_once_for_each_queue():
     worker = listening_worker()
-    with connection.cursor() as cursor:
-        cursor.execute(f"LISTEN {SCHEDULED_CHANNEL}")
+    execute_sql(f"LISTEN {SCHEDULED_CHANNEL}")
     with transaction.atomic():
         wake("default", ["mail", "default", "mail"])
         wake("default", ["mail"])
@@ -93,8 +93,7 @@ def test_sleeping_workers_are_woken_after_the_commit_and_once_for_each_queue():
 
 
 def test_parents_look_for_scheduled_tasks_only_while_a_worker_sleeps():
-    with connection.cursor() as cursor:
-        cursor.execute(f"LISTEN {SCHEDULED_CHANNEL}")
+    execute_sql(f"LISTEN {SCHEDULED_CHANNEL}")
     register(uuid4())
     wake_parents("default")
     assert notifications() == []
@@ -277,9 +276,7 @@ def test_the_server_the_worker_and_the_pages_agree_on_who_serves_a_queue(names, 
         queues = Queues(names, exclude=excluded)
     except ConfigurationError:
         assume(False)
-    with connection.cursor() as cursor:
-        cursor.execute(SERVED, [asked, json.dumps(queues.given)])
-        found = {name for (name,) in cursor.fetchall()}
+    found = {name for (name,) in execute_sql(SERVED, [asked, json.dumps(queues.given)])}
     assert found == {name for name in asked if queues.serves(name)}
     assert found == {name for name in asked if is_served(name, queues.given)}
 

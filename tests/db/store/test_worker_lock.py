@@ -11,6 +11,7 @@ from django_pglock.postgres.connections import has_session_ended
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.liveness import LOCK_PARENT, TRY_UPKEEP_LOCK, try_upkeep_lock
 from tests.sample import tasks
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -26,9 +27,7 @@ def holders(number):
 
 
 def lock_parent(number):
-    with connection.cursor() as cursor:
-        cursor.execute(LOCK_PARENT, [number])
-        return cursor.fetchone()[0]
+    return execute_sql(LOCK_PARENT, [number])[0][0]
 
 
 def test_a_session_holds_the_lock_of_a_parent():

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import connection, connections
+from django.db import connections
 from django.db.models.functions import Now
 
 from django_pglock import enqueue_many
@@ -18,12 +18,11 @@ from django_pglock.models import Task
 from django_pglock.store.release import release
 from tests.conftest import NEVER
 from tests.sample import tasks
+from tests.sql import execute_sql
 
 
 def sessions():
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'django_pglock wait'")
-        return cursor.fetchone()[0]
+    return execute_sql("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'django_pglock wait'")[0][0]
 
 
 def results_of(count):

@@ -17,6 +17,7 @@ from django_pglock.worker.parent.upkeep import Upkeep
 from django_pglock.worker.queues import Queues
 from tests.in_process import InProcessWorker
 from tests.sample.models import Effect
+from tests.sql import execute_sql
 
 
 @pytest.fixture
@@ -61,8 +62,7 @@ class Refusing:
 
     def stop(self) -> None:
         if self.is_on:
-            with connection.cursor() as cursor:
-                cursor.execute("DROP FUNCTION refuse() CASCADE")
+            execute_sql("DROP FUNCTION refuse() CASCADE")
         self.is_on = False
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 
-from django.db import connection
-
 from tests.plans.reading import executed, rows_read
+from tests.sql import execute_sql
 
 
 def plans(queries):
     """Explain each statement that reads the table of tasks."""
     for sql in (each["sql"] for each in queries):
         if '"django_pglock_task"' in sql and sql.lstrip("( ").startswith(("SELECT", "WITH")):
-            with connection.cursor() as cursor:
-                cursor.execute(f"EXPLAIN (FORMAT JSON) {sql}")
-                plan = cursor.fetchone()[0]
+            plan = execute_sql(f"EXPLAIN (FORMAT JSON) {sql}")[0][0]
             yield sql, plan if isinstance(plan, list) else json.loads(plan)
 
 

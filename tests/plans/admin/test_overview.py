@@ -13,6 +13,7 @@ from django_pglock.admin import overview
 from django_pglock.store.numbers import count_depths
 from tests.db.store.workers import beat
 from tests.plans.reading import analyze, executed, insert, nodes, pages_read, reads, rows_read
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db
 
@@ -37,8 +38,7 @@ def incident(new_table, admin_client, monkeypatch):
         insert(status, 3000, **options)
     for each in (worker, uuid4()):
         insert("RUNNING", 2 * MOST, worker=each)
-    with connection.cursor() as cursor:
-        cursor.execute("UPDATE django_pglock_task SET enqueued_at = now() - interval '1 hour' WHERE status = 'BLOCKED'")
+    execute_sql("UPDATE django_pglock_task SET enqueued_at = now() - interval '1 hour' WHERE status = 'BLOCKED'")
     analyze()
     return admin_client
 

@@ -17,6 +17,7 @@ from django.db import connection
 from django_pglock.models import Task, Waiter, Worker
 from django_pglock.store.statements import array_of_numbers
 from tests.plans.reading import BATCH, delete_all, executed, insert, pages_read, rows_read
+from tests.sql import execute_sql
 
 #: Kinds of statistics: of a new table, of a table that was empty once, of a table whose rows had been deleted, of the
 #: history alone, and of all but the running tasks of other workers. The planner takes the number of rows on a page from
@@ -166,8 +167,7 @@ def _insert_others() -> None:
 
 
 def _analyze() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(f"ANALYZE {', '.join(TABLES)}")
+    execute_sql(f"ANALYZE {', '.join(TABLES)}")
 
 
 class _Statistics:
@@ -184,15 +184,14 @@ class _Statistics:
 
     def __init__(self) -> None:
         self.noted: dict[str, list[tuple[Any, ...]]] = {}
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT name::regclass::oid FROM unnest(%s::text[]) AS name", [list(TABLES)])
-            self.tables = [table for (table,) in cursor.fetchall()]
+        self.tables = [
+            table
+            for (table,) in execute_sql("SELECT name::regclass::oid FROM unnest(%s::text[]) AS name", [list(TABLES)])
+        ]
         self.present: str | None = None
 
     def keep(self, kind: str) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute(self.NOTED, [self.tables, self.tables])
-            self.noted[kind] = cursor.fetchall()
+        self.noted[kind] = execute_sql(self.NOTED, [self.tables, self.tables])
         self.present = kind
         self._put_away()
 

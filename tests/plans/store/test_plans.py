@@ -22,6 +22,7 @@ from django_pglock.worker.child.in_flight import InFlight
 from django_pglock.worker.queues import Queues
 from tests.plans.reading import BATCH, PATH, delete_all, executed, insert, pages_read, reads, rows_read
 from tests.sample.tasks import nothing
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db
 
@@ -31,8 +32,7 @@ def table(request, new_table):
     """A table without rows, for whose statistics ``tests/plans/store/backlog.py`` has the reason."""
     if request.param == "of an emptied table":
         insert("SUCCESSFUL", 1000)
-        with connection.cursor() as cursor:
-            cursor.execute("INSERT INTO django_pglock_waiter (awaited) SELECT id FROM django_pglock_task")
+        execute_sql("INSERT INTO django_pglock_waiter (awaited) SELECT id FROM django_pglock_task")
         delete_all("django_pglock_task", "django_pglock_waiter")
 
 
@@ -41,8 +41,7 @@ def keeps_plans(new_table):
     keep_plans(connection)
     yield
     del _prepared[connection.connection]
-    with connection.cursor() as cursor:
-        cursor.execute("DEALLOCATE ALL")
+    execute_sql("DEALLOCATE ALL")
 
 
 def check_plans(calls, *, rows):
@@ -157,9 +156,7 @@ def test_names_that_read_like_the_places_of_values_are_names(keeps_plans):
         statement = claim_statement("default", worker=worker, paths=[PATH, name], behind=True)
         assert len(statement.execute(5, name, 0, 0)) == 1, name
         Task.objects.update(status="READY")
-        with connection.cursor() as cursor:
-            cursor.execute(bound("default", statement.text, (name, 0, 0, name, 5)))
-            assert len(cursor.fetchall()) == 1, name
+        assert len(execute_sql(bound("default", statement.text, (name, 0, 0, name, 5)))) == 1, name
 
 
 @pytest.mark.parametrize(("sessions", "shown"), [((), "off"), (("pooled",), "on")])
@@ -170,8 +167,6 @@ def test_only_a_session_of_its_own_walks_indexes_in_their_order(in_threads, requ
     def show(number):
         worker, in_flight, queues = uuid4(), InFlight(1), Queues()
         Feeder(in_flight, "default", worker, queues, heartbeat=ParentsHeartbeat()).open()
-        with connection.cursor() as cursor:
-            cursor.execute("SHOW enable_sort")
-            return cursor.fetchone()[0]
+        return execute_sql("SHOW enable_sort")[0][0]
 
     assert in_threads(show, 1) == [shown]

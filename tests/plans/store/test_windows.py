@@ -13,6 +13,7 @@ from django_pglock.store import operate
 from django_pglock.store.rate import DELETE_UNUSED_RATES
 from django_pglock.store.statements import filled
 from tests.plans.reading import analyze, executed, insert, nodes, pages_read, plan_of, reads
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db
 KEYS, WINDOW = 20_000, 500
@@ -54,8 +55,7 @@ def buckets():
 def test_deleting_unused_rates_reads_only_a_window_of_keys(buckets, statistics, after):
     """With a million keys, a statement without an index on the dates reads all of them in a quarter of a second."""
     if statistics == "of now":
-        with connection.cursor() as cursor:
-            cursor.execute("ANALYZE django_pglock_ratelimit")
+        execute_sql("ANALYZE django_pglock_ratelimit")
     plan = executed(filled(DELETE_UNUSED_RATES), [after, WINDOW], by_index=True)
     [window] = [node for node in nodes(plan) if node["Node Type"] == "Limit"]
     assert window["Actual Rows"] == WINDOW

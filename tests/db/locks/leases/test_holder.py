@@ -7,19 +7,17 @@ import time
 from datetime import timedelta
 
 import pytest
-from django.db import connection
 
 from django_pglock import Lease, LockError, LockLost, LockNotAvailable, leader, signals
 from django_pglock.locks import lease_thread
 from django_pglock.models import Lease as Row
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def now():
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT clock_timestamp()")
-        return cursor.fetchone()[0]
+    return execute_sql("SELECT clock_timestamp()")[0][0]
 
 
 def test_a_lease_is_renewed_while_it_is_held():

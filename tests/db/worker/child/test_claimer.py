@@ -17,6 +17,7 @@ from tests.db.worker.conftest import make_feeder
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 from tests.sample.models import Effect
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -114,9 +115,7 @@ def test_many_queues_share_one_prepared_claim_statement(in_threads):
             pass
         fill("the last", 1)
         assert len(feeder.claimer.claim(ALL, 7)) == 1
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_prepared_statements")
-            [prepared] = cursor.fetchone()
+        [prepared] = execute_sql("SELECT count(*) FROM pg_prepared_statements")[0]
         return prepared, len(feeder.claimer._cursors[ALL].queues)
 
     [(prepared, remembered)] = in_threads(claim_all, 1)

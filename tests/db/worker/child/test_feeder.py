@@ -9,7 +9,7 @@ from collections import Counter
 from datetime import timedelta
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, transaction
 from django.test import override_settings
 
 from django_pglock import enqueue_many
@@ -23,6 +23,7 @@ from tests.db.worker.conftest import make_feeder
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 from tests.settings_slow_beats import DJANGO_PGLOCK
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -35,16 +36,13 @@ def test_a_worker_whose_heartbeats_do_not_arrive_claims_nothing(worker, finished
     heartbeat = here.crew.heartbeat
     connect = heartbeat.open
     monkeypatch.setattr(heartbeat, "open", lambda: connect() if allowed.is_set() else refuse())
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'lockworker heartbeat'"
-        )
+    execute_sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'lockworker heartbeat'"
+    )
     eventually(lambda: not here.child.heartbeat.is_alive(), why="the heartbeat has a session all the time")
     result = tasks.nothing.enqueue()
     time.sleep(0.5)
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT clock_timestamp()")
-        [heard_since] = cursor.fetchone()
+    [heard_since] = execute_sql("SELECT clock_timestamp()")[0]
     allowed.set()
     finished(result)
     row = Task.objects.get(pk=result.id)

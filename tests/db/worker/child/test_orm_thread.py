@@ -10,6 +10,7 @@ from django_pglock.models import Task
 from django_pglock.worker.child import event_loop, in_flight
 from tests.sample import session_tasks as tasks
 from tests.sample.models import Effect
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -34,9 +35,7 @@ def is_over():
 
 
 def is_sleeping():
-    with connection.cursor() as cursor:
-        cursor.execute(SLEEPING)
-        return cursor.fetchone()[0]
+    return execute_sql(SLEEPING)[0][0]
 
 
 def test_only_the_sql_of_the_timed_out_coroutine_is_cancelled(worker, eventually):

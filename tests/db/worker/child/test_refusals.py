@@ -20,6 +20,7 @@ from django_pglock.worker.child.event_loop import EventLoop
 from tests.db.worker.conftest import wait_for_end
 from tests.sample import session_tasks, tasks
 from tests.sample.models import Effect
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -133,8 +134,7 @@ def deferred():
             )
 
     yield check
-    with connection.cursor() as cursor:
-        cursor.execute("DROP FUNCTION check_late() CASCADE")
+    execute_sql("DROP FUNCTION check_late() CASCADE")
 
 
 @pytest.mark.parametrize(

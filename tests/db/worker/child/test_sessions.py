@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import OperationalError
 
 from django_pglock.models import Task
 from django_pglock.worker.child import settler
 from tests.sample import running_tasks, session_tasks, tasks
 from tests.sample.models import Effect
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -22,15 +23,11 @@ WHERE datname = current_database() AND application_name LIKE %s
 
 
 def terminate(name: str) -> int:
-    with connection.cursor() as cursor:
-        cursor.execute(TERMINATE, [name])
-        return int(cursor.fetchone()[0])
+    return int(execute_sql(TERMINATE, [name])[0][0])
 
 
 def count(name):
-    with connection.cursor() as cursor:
-        cursor.execute(COUNT, [name])
-        return cursor.fetchone()[0]
+    return execute_sql(COUNT, [name])[0][0]
 
 
 def settlers():

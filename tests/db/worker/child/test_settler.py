@@ -14,6 +14,7 @@ from django_pglock.worker.child import settler
 from django_pglock.worker.child.executor import Executor
 from django_pglock.worker.child.in_flight import EndedClaim
 from tests.sample import tasks
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -136,8 +137,7 @@ def test_the_next_task_of_a_key_wakes_its_own_worker_without_a_notification(work
     """A notification would be one more commit for each task of the key, before the next one begins."""
     running = worker()
     eventually(lambda: running.feeder.asks)
-    with connection.cursor() as cursor:
-        cursor.execute(f"LISTEN {channel_of(running.crew.id)}")
+    execute_sql(f"LISTEN {channel_of(running.crew.id)}")
     notes = []
     connection.connection.add_notify_handler(notes.append)
     with transaction.atomic():

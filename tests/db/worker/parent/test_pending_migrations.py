@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connection, connections
+from django.db import connections
 from django.test import override_settings
 
 from django_pglock.models import Task
 from django_pglock.worker.parent.heartbeat import pending_migrations
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def execute(sql, *values):
-    with connection.cursor() as cursor:
-        cursor.execute(sql, values or None)
+    execute_sql(sql, values or None)
 
 
 @pytest.fixture
