@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -98,27 +98,22 @@ def queue_counts(using: str, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
     At most ``most`` ready tasks of each queue are counted, ``most`` failed tasks of each group of failures, and
     ``most`` tasks of each other status in all queues together, the newest.
     """
-    failed = {queue: (count, is_cut) for queue, count, is_cut in run(using, COUNT_FAILED, MOST_FOUND, *[most] * 3)}
-    rows = run(using, COUNT_READY, list(ready_queues(using)), OLDEST, most, most)
-    ready = {queue: (min(count, most), oldest) for queue, count, oldest in rows}
-    others, capped = _count_others(using, most)
-    paused = paused_queues(using)
-    found = []
-    for queue in sorted({*ready, *failed, *others, *paused}):
-        count, oldest = ready.get(queue, (0, None))
-        failures, is_cut = failed.get(queue, (0, False))
-        here = {"READY": count >= most, "FAILED": is_cut}
-        counts = {**dict.fromkeys(COUNTED, 0), **others.get(queue, {}), "READY": count, "FAILED": failures}
-        at_least = capped | {status for status, has_more in here.items() if has_more}
-        found.append(QueueCounts(queue, counts, oldest, paused.get(queue), frozenset(at_least)))
-    return found
-
-
-def _count_others(using: str, most: int) -> tuple[dict[str, dict[str, int]], set[str]]:
-    """Return the counts by queue and status, and the statuses of which there may be more tasks."""
-    by_queue: dict[str, dict[str, int]] = {}
+    counts: defaultdict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(COUNTED, 0))
+    at_least: defaultdict[str, set[str]] = defaultdict(set)
+    oldest: dict[str, float] = {}
+    for queue, count, is_cut in run(using, COUNT_FAILED, MOST_FOUND, *[most] * 3):
+        counts[queue]["FAILED"] = count
+        at_least[queue] |= {"FAILED"} if is_cut else set()
+    for queue, count, age in run(using, COUNT_READY, list(ready_queues(using)), OLDEST, most, most):
+        counts[queue]["READY"], oldest[queue] = min(count, most), age
+        at_least[queue] |= {"READY"} if count >= most else set()
     totals: Counter[str] = Counter()
     for status, queue, count in run(using, COUNT_OTHERS, most):
-        by_queue.setdefault(queue, {})[status] = count
+        counts[queue][status] = count
         totals[status] += count
-    return by_queue, {status for status, total in totals.items() if total >= most}
+    capped = {status for status, total in totals.items() if total >= most}
+    paused = paused_queues(using)
+    return [
+        QueueCounts(queue, counts[queue], oldest.get(queue), paused.get(queue), frozenset(at_least[queue] | capped))
+        for queue in sorted({*counts, *paused})
+    ]
