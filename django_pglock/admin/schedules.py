@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import OuterRef, Subquery
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
@@ -19,7 +18,7 @@ from django_pglock.admin.task_page import last_failures, tick_of
 from django_pglock.admin.tasks import wait_or_run_time
 from django_pglock.models import Schedule, Task
 from django_pglock.store.operate import Message, Verb
-from django_pglock.store.schedules import last_runs
+from django_pglock.store.schedules import last_runs, with_last_status
 from django_pglock.tasks.states import TaskStatus
 
 #: A tick that is late by more than this is shown as overdue: no worker is that slow.
@@ -92,8 +91,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """Add the status of the last task of each schedule."""
-        last = Task.objects.filter(pk=OuterRef("last_task")).order_by().values("status")
-        return super().get_queryset(request).annotate(last_status=Subquery(last))
+        return with_last_status(super().get_queryset(request))
 
     def verbs_of(self, row: Schedule) -> list[Verb]:
         """Return the verbs that change something."""

@@ -135,7 +135,7 @@ class Reading:
 def queues_of_the_code() -> set[str]:
     """Return the queues of the settings and of the functions that this process knows."""
     configured = {queue for backend in task_backends.all() for queue in backend.queues}
-    return configured | {task.queue_name for path in registry.known_paths() if (task := registry.find(path))}
+    return configured | {task.queue_name for task in registry.definitions()}
 
 
 class TypedFilter(admin.SimpleListFilter):

@@ -19,7 +19,7 @@ from django_pglock.models import Schedule, Task
 from django_pglock.store.attempts import failures_of
 from django_pglock.store.count import COUNTED, queue_counts
 from django_pglock.store.numbers import OUTCOMES, Total
-from django_pglock.store.schedules import set_last_status
+from django_pglock.store.schedules import with_last_status
 from django_pglock.store.why_it_waits import why_it_waits
 from django_pglock.tasks.redaction import shown
 
@@ -126,12 +126,8 @@ SCHEDULES = (
 
 
 def schedules_of(using: str) -> list[Row]:
-    """Return the schedules by their next tick, each with the status of its last task.
-
-    The status is None if no tick has come yet, and if the task has been deleted.
-    """
-    found = list(Schedule.objects.using(using).order_by("next_at", "task_path"))
-    set_last_status(using, found)
+    """Return the schedules by their next tick, each with the status of its last task."""
+    found = with_last_status(Schedule.objects.using(using).order_by("next_at", "task_path"))
     return [{**fields_of(each), "last_status": each.last_status} for each in found]
 
 

@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import InterfaceError, OperationalError, transaction
+from django.db.models import OuterRef, Subquery
 
 from django_pglock.conf import get_settings
 from django_pglock.error_reading import one_line
@@ -29,7 +30,7 @@ from django_pglock.loggers import get_logger
 from django_pglock.postgres.connections import connection_for
 from django_pglock.store.liveness import is_recent
 from django_pglock.store.marking import first_free, mark
-from django_pglock.store.statements import array_of_numbers, rows_of, run
+from django_pglock.store.statements import rows_of, run
 from django_pglock.store.wake import wake_parents
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import keys_of
@@ -91,9 +92,6 @@ NOTE_TASKS = """
 UPDATE {schedule} AS schedule SET last_at = given.tick, last_task = given.task
 FROM unnest(%s::text[], %s::timestamptz[], %s::bigint[]) AS given (name, tick, task) WHERE schedule.name = given.name
 """
-
-# By the primary key.
-LAST_STATUSES = "SELECT id, status FROM {task} WHERE id = ANY (%s::bigint[])"
 
 # The runs of a schedule are a linked list, because an index of the tasks of a function would have to be updated by each
 # enqueue of any task. Each tick writes the id of the previous tick's task into the ``meta`` of its own task. So each
@@ -324,16 +322,10 @@ def last_runs(using: str, task_path: str, last_task: int | None, *, limit: int =
     return sorted(found, key=attrgetter("pk"), reverse=True)
 
 
-def set_last_status(using: str, schedules: Iterable[Any]) -> None:
-    """Set ``last_status`` of each of these rows of schedules.
-
-    It is None if there was no tick yet, and if the task has been deleted. Sends one statement.
-    """
-    rows = list(schedules)
-    wanted = {each.last_task for each in rows} - {None}
-    found = dict(run(using, LAST_STATUSES, array_of_numbers(wanted))) if wanted else {}
-    for each in rows:
-        each.last_status = found.get(each.last_task)
+def with_last_status(schedules: Any) -> Any:
+    """Add ``last_status`` to rows of schedules. It is None before the first tick, and if the task has been deleted."""
+    last = rows_of("Task", schedules.db).filter(pk=OuterRef("last_task")).order_by().values("status")
+    return schedules.annotate(last_status=Subquery(last))
 
 
 # Rows and code

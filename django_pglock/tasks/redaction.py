@@ -58,8 +58,7 @@ def fields_behind_keys() -> tuple[str, ...]:
 
 def redacting_paths() -> list[str]:
     """Return the known functions that hide a value."""
-    found = ((path, registry.find(path)) for path in registry.known_paths())
-    return [path for path, task in found if task is not None and task.redact not in ((), False)]
+    return [task.module_path for task in registry.definitions() if task.redact]
 
 
 def _shown_value(field: str, value: Any, row: Any, show: Show) -> Any:

@@ -45,7 +45,7 @@ from django_pglock.store.requests_to_worker import (
     WRITE_PROGRESS,
 )
 from django_pglock.store.rescue import POSSIBLY_LOST, RESCUE
-from django_pglock.store.schedules import LAST_STATUSES, SCHEDULE_RUNS
+from django_pglock.store.schedules import SCHEDULE_RUNS
 from django_pglock.store.settle import (
     FINISH_DATES,
     GIVE_BACK,
@@ -271,7 +271,6 @@ def few_rows(backlog):
         "WRITE_WAITERS": Call(filled(WRITE_WAITERS), [f"{{{backlog.ids[0]}}}"] * 2),
         "FIND_ENDED": Call(filled(FIND_ENDED), [backlog.array]),
         # The runs of a schedule are found one from the other, and the statuses of the last ones, by their ids.
-        "LAST_STATUSES": Call(filled(LAST_STATUSES), [backlog.array]),
         "SCHEDULE_RUNS": Call(filled(SCHEDULE_RUNS), (backlog.ids[-1], PATH, PATH, BATCH)),
         # Unique keys are looked up, freed and replaced by their index.
         "FIND_UNIQUE": Call(filled(FIND_UNIQUE), (["key 7"],)),
