@@ -251,7 +251,7 @@ class ScheduleKeeper:
         return enqueued, len(together) > MOST_TICKS
 
     def _enqueue_or_log(self, tasks: dict[str, TaskFields], ticks: list[Tick], *, is_alone: bool = False) -> list[int]:
-        """Enqueue ticks in one transaction. If it fails, each is tried alone later. A failure of a tick alone is logged."""
+        """Enqueue ticks in one transaction. If it fails, each is tried alone later, and then a failure is logged."""
         if not ticks:
             return []
         session, tick = connection_for(self.using).connection, ticks[0]

@@ -25,11 +25,11 @@ from django_pglock.store import wake as wakeup
 from django_pglock.store.admit import ADMIT, LOCK_KEYS, _admit_to, admit, blocked_keys, holders
 from django_pglock.store.admit_one import admit_one, enqueue_one
 from django_pglock.store.insert_tasks import insert_calls, meta_of
-from django_pglock.store.outcome import Abandoned, Failed, Failure, GivenBack, Retried, Snoozed, Succeeded
+from django_pglock.store.outcome import Abandoned, Failed, GivenBack, Retried, Snoozed, Succeeded
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
 from django_pglock.store.statements import filled
-from tests.db.store.endings import statuses
+from tests.db.store.endings import FAILURE, statuses
 from tests.property.simulation import LONG
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -37,9 +37,6 @@ from tests.sample.models import Effect
 from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-FAILURE = Failure("builtins.ValueError", "Traceback …")
 
 
 def settle_one(claim, outcome):

@@ -63,13 +63,6 @@ def test_ending_a_task_by_hand_cancels_the_tasks_after_it(verb):
     assert statuses()[-1] == "CANCELLED"
 
 
-def test_a_task_does_not_wait_for_a_finished_task(claim):
-    first = tasks.echo.enqueue(1)
-    settle_one(claim()[0], Succeeded())
-    tasks.nothing.using(after=[first]).enqueue()
-    assert statuses() == ["SUCCESSFUL", "READY"]
-
-
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_a_finished_task_is_kept_until_its_dependent_is_committed(claim, in_threads, is_finished):
     """Before the commit, other sessions cannot see the dependent. The task can be claimed and can end meanwhile."""

@@ -13,7 +13,6 @@ from django_pglock.tasks.states import TaskStatus
 from tests.conftest import NEVER
 from tests.db.admin.visits import make
 from tests.db.store.endings import statuses
-from tests.db.store.workers import add_sleeping_worker
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -125,26 +124,6 @@ def test_tasks_of_a_transaction_committed_by_the_caller_run(manual, worker, even
     manual()
     eventually(lambda: Task.objects.exists() and not Task.objects.filter(finished_at=None).exists())
     transaction.commit()
-
-
-@pytest.fixture
-def sleeping():
-    return add_sleeping_worker()
-
-
-def test_a_notification_is_delivered_with_the_commit_of_the_caller(sleeping, manual):
-    listener = dedicated_connection("default")
-    try:
-        with listener.cursor() as cursor:
-            cursor.execute(f"LISTEN {wake.channel_of(sleeping.parent)}")
-            tasks.nothing.enqueue()
-            cursor.execute("SELECT 1")
-            raw = listener.connection
-            assert list(raw.notifies(timeout=0)) == []
-            manual()
-            assert [each.payload for each in raw.notifies(timeout=10, stop_after=1)] == [f"{sleeping.pk} 0 default"]
-    finally:
-        listener.close()
 
 
 # After a BEGIN of the caller, Django does not know of the transaction, and cannot open a block of ``atomic()`` in it.

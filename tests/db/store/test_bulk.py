@@ -19,6 +19,7 @@ from django_pglock.store.operate import (
     Work,
     change_batch,
     change_tasks,
+    enqueue_change,
     enqueue_redrive,
     next_ids,
     redrives,
@@ -49,7 +50,7 @@ def statuses(rows):
 def test_each_worker_runs_a_bulk_change_whatever_it_serves(worker, eventually, served, settings):
     settings.TASKS = {**settings.TASKS, "urgent": settings.TASKS["default"]}
     rows = [make("FAILED", queue="elsewhere") for _ in range(3)]
-    [made] = operate.enqueue_change("default", RETRY, [row.pk for row in rows[:2]])
+    [made] = enqueue_change("default", RETRY, [row.pk for row in rows[:2]])
     worker(**{"exclude": ["elsewhere"], **served})
     ended = eventually(lambda: Task.objects.filter(pk=made, status="SUCCESSFUL").first())
     assert ended.result == 2
@@ -58,18 +59,18 @@ def test_each_worker_runs_a_bulk_change_whatever_it_serves(worker, eventually, s
 
 def context_of(claim, reason=lambda: None):
     [mine] = claim(queue=OWN_QUEUE)
-    result = operate.change_tasks.get_result(str(mine.id))
+    result = change_tasks.get_result(str(mine.id))
     return TaskContext(task_result=result, _claims=[mine], _reason_to_stop=reason), mine
 
 
 def test_a_cancelled_bulk_change_ends_after_the_current_window(claim, monkeypatch):
     monkeypatch.setattr(operate, "WINDOW", 2)
     rows = [make("FAILED", queue="elsewhere") for _ in range(5)]
-    operate.enqueue_change("default", RETRY, [row.pk for row in rows])
+    enqueue_change("default", RETRY, [row.pk for row in rows])
     answers = iter([None, None, TaskCancelled("somebody has asked")])
     context, mine = context_of(claim, lambda: next(answers))
     with pytest.raises(TaskStopped):
-        operate.change_tasks.func(context, "retry", [row.pk for row in rows])
+        change_tasks.func(context, "retry", [row.pk for row in rows])
     assert statuses(rows) == ["READY"] * 4 + ["FAILED"]
     progress = Task.objects.get(pk=mine.id).progress
     assert (progress["done"], progress["total"]) == (4, 5)
@@ -79,36 +80,36 @@ def test_a_bulk_change_whose_worker_died_continues_behind_its_last_batch(claim, 
     monkeypatch.setattr(operate, "WINDOW", 2)
     rows = [make("FAILED", queue="elsewhere") for _ in range(3)]
     ids = [row.pk for row in rows]
-    operate.enqueue_change("default", RETRY, ids)
+    enqueue_change("default", RETRY, ids)
     answers = iter([None, TaskCancelled("as if it were killed here")])
     context, mine = context_of(claim, lambda: next(answers))
     with pytest.raises(TaskStopped):
-        operate.change_tasks.func(context, "retry", ids)
+        change_tasks.func(context, "retry", ids)
     Task.objects.filter(pk=mine.id).update(status="READY", worker=None)
     Task.objects.filter(pk=ids[0]).update(status="FAILED", finished_at=Now() - timedelta(days=1))
     context, _ = context_of(claim)
-    assert operate.change_tasks.func(context, "retry", ids) == 3, "of both attempts"
+    assert change_tasks.func(context, "retry", ids) == 3, "of both attempts"
     assert statuses(rows) == ["FAILED", "READY", "READY"], "the first batch is not repeated"
 
 
 def test_a_repeated_bulk_retry_does_not_retry_tasks_that_failed_again(claim):
     """The first run has retried the task, which then failed again."""
     row = make("FAILED", queue="elsewhere")
-    operate.enqueue_change("default", RETRY, [row.pk])
+    enqueue_change("default", RETRY, [row.pk])
     context, _ = context_of(claim)
     Task.objects.filter(pk=row.pk).update(finished_at=Now() + timedelta(seconds=1))
-    assert operate.change_tasks.func(context, "retry", [row.pk]) == 0
+    assert change_tasks.func(context, "retry", [row.pk]) == 0
 
 
 def test_a_bulk_change_of_too_many_ids_is_several_tasks(monkeypatch):
     monkeypatch.setattr(operate, "MOST_IDS", 2)
-    made = operate.enqueue_change("default", CANCEL, [3, 2, 1])
+    made = enqueue_change("default", CANCEL, [3, 2, 1])
     assert [Task.objects.get(pk=each).args for each in made] == [["cancel", [3, 2]], ["cancel", [1]]]
 
 
 def test_a_database_without_a_backend_is_refused():
     with pytest.raises(ConfigurationError, match="'elsewhere'"):
-        operate.enqueue_change("elsewhere", CANCEL, [1])
+        enqueue_change("elsewhere", CANCEL, [1])
 
 
 # A redrive retries the tasks of a group in the order of their ids, each once, and knows how far it has come.
@@ -209,10 +210,7 @@ def retried():
 
 def run_once(claim):
     """Run the redrive once, as a worker does."""
-    [mine] = claim(queue=OWN_QUEUE)
-    context = TaskContext(
-        task_result=change_tasks.get_result(str(mine.id)), _claims=[mine], _reason_to_stop=lambda: None
-    )
+    context, mine = context_of(claim)
     return change_tasks.func(context, "retry", **Task.objects.get(pk=mine.id).kwargs)
 
 

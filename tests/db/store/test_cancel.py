@@ -17,7 +17,6 @@ from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,
     Failed,
-    Failure,
     GivenBack,
     Interrupted,
     Retried,
@@ -28,7 +27,7 @@ from django_pglock.store.requests_to_worker import REQUESTS
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import give_back, settle
 from django_pglock.store.statements import run
-from tests.db.store.endings import statuses
+from tests.db.store.endings import FAILURE, statuses
 from tests.db.worker.conftest import wait_for_end
 from tests.sample import running_tasks as running
 from tests.sample import tasks
@@ -36,8 +35,6 @@ from tests.sample.models import Effect
 from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-FAILURE = Failure("builtins.ValueError", "Traceback …")
 
 
 def wait_until_begun(eventually, name="begun"):
@@ -143,16 +140,6 @@ def test_a_task_with_a_requested_cancel_is_cancelled_when_its_worker_is_gone(cla
     assert ends[verb]()
     assert statuses() == ["CANCELLED", "CANCELLED"]
     assert Task.objects.get(pk=mine.id).expires_at is not None, "keep_result is counted from this end, too"
-
-
-def test_a_retry_by_hand_clears_the_request(claim):
-    tasks.nothing.enqueue()
-    [mine] = claim()
-    Task.objects.cancel()
-    settle("default", [(mine, GivenBack())], mine.worker)
-    assert Task.objects.retry() == 1
-    row = Task.objects.get()
-    assert (row.status, row.cancel_requested_at) == ("READY", None)
 
 
 def test_the_next_task_of_the_key_begins_when_the_cancelled_one_has_ended(worker, eventually):

@@ -15,7 +15,7 @@ from django.utils.timezone import now
 
 from django_pglock import Unique, aenqueue_many, enqueue_many
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
-from django_pglock.models import Task, Worker
+from django_pglock.models import Task
 from django_pglock.store import admit_one
 from django_pglock.store import enqueue as enqueue_module
 from django_pglock.store import insert_tasks as call_module
@@ -213,14 +213,6 @@ def test_enqueue_many_needs_only_the_memory_of_a_batch(monkeypatch):
         tracemalloc.stop()
     assert peak < 5_000_000
     assert Task.objects.count() == 6000
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_sleeping_worker_is_woken(worker, eventually):
-    worker()
-    eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
-    enqueue_many(tasks.record, [("many", number) for number in range(50)])
-    eventually(lambda: Effect.objects.filter(name="many").count() == 50)
 
 
 @pytest.mark.django_db(transaction=True)

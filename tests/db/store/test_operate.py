@@ -16,7 +16,6 @@ from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import operate
 from django_pglock.store.count import queue_counts
 from django_pglock.store.operate import MOVE, VERBS
-from django_pglock.store.statements import is_among
 from django_pglock.tasks.states import MOVES, TaskStatus
 from tests.db.admin.visits import make
 from tests.db.store.test_failures import fail
@@ -124,12 +123,6 @@ def test_a_discarded_task_leaves_the_failures_and_keeps_its_attempts():
     assert other.status == "FAILED"
 
 
-def test_deleted_tasks_go_with_their_attempts():
-    fail(fingerprint=7)
-    assert Task.objects.all().delete_finished() == 1
-    assert not Attempt.objects.exists()
-
-
 # Running tasks whose worker is gone, reset by a person.
 def test_stuck_returns_the_tasks_that_reset_stuck_resets(claim, slow_beats):
     living = uuid4()
@@ -192,9 +185,6 @@ def test_run_now_makes_the_time_since_ready_begin_anew():
 
 
 # Moving waiting tasks to another queue.
-def test_tasks_that_are_already_in_the_queue_are_not_counted():
-    make(queue="other")
-    assert [Task.objects.all().move_to_queue(queue) for queue in ("other", "third")] == [0, 1]
 
 
 @pytest.mark.parametrize("queue", ["", "x" * 129])
@@ -232,14 +222,6 @@ def test_workers_of_the_queue_are_woken_for_ready_tasks(monkeypatch, status, wok
     make(status)
     assert Task.objects.all().move_to_queue("other") == 1
     assert made == woken
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_worker_of_the_queue_runs_the_tasks(worker, eventually):
-    result = tasks.nothing.enqueue()
-    worker(queues=["other"])
-    assert Task.objects.all().move_to_queue("other") == 1
-    eventually(lambda: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
 
 
 # Verbs change many tasks in windows, and in a transaction of the caller all at once.
@@ -291,9 +273,3 @@ def test_a_window_counts_dependents_that_an_earlier_window_cancelled(monkeypatch
     monkeypatch.setattr(operate, "WINDOW", 1)
     tasks.nothing.using(after=[tasks.nothing.enqueue()]).enqueue()
     assert Task.objects.cancel() == 2
-
-
-def test_is_among_filters_by_an_array_of_ids():
-    ids = [int(tasks.nothing.enqueue().id) for _ in range(3)]
-    assert set(Task.objects.filter(is_among(ids[1:])).values_list("pk", flat=True)) == {*ids[1:]}
-    assert not Task.objects.filter(is_among([])).exists()

@@ -95,14 +95,6 @@ def test_a_retry_leaves_out_tasks_whose_unique_key_another_transaction_is_taking
     assert Task.objects.all().retry() == 0
 
 
-def test_retried_tasks_of_one_key_run_one_at_a_time_again():
-    for number in range(2):
-        keyed.step.enqueue(1, number)
-    assert Task.objects.all().cancel() == 2
-    assert Task.objects.all().retry() == 2
-    assert statuses() == ["READY", "BLOCKED"]
-
-
 def waits_for(result):
     return Task.objects.get(pk=result.id).waits_for
 

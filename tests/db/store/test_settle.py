@@ -17,7 +17,6 @@ from django_pglock.models import Attempt, Task
 from django_pglock.store.outcome import (
     Abandoned,
     Failed,
-    Failure,
     GivenBack,
     Interrupted,
     Retried,
@@ -26,6 +25,7 @@ from django_pglock.store.outcome import (
 )
 from django_pglock.store.settle import finish_dates, locked_by_others, settle, settle_and_commit, settle_unobserved
 from django_pglock.tasks.states import TaskStatus
+from tests.db.store.endings import FAILURE
 from tests.db.store.workers import beat
 from tests.sample import tasks
 from tests.sql import execute_sql
@@ -33,7 +33,6 @@ from tests.sql import execute_sql
 pytestmark = pytest.mark.django_db
 
 MINUTE = timedelta(minutes=1)
-FAILURE = Failure("builtins.ValueError", "Traceback …")
 
 
 def settle_one(claim, outcome):
