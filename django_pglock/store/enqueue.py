@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from django.db import transaction
+
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.admit_one import admit_next, admit_one, can_admit_at_once, enqueue_one
-from django_pglock.store.insert_tasks import Call, Enqueued, insert_calls, insert_each
+from django_pglock.store.insert_tasks import Call, Enqueued, insert_calls, insert_each, meta_of
 from django_pglock.store.release import release_ended_on_commit
+from django_pglock.store.statements import array_of_numbers, run
 from django_pglock.store.unique import enqueue_unique
 from django_pglock.store.wake import after_commit, wake, wake_parents
+from django_pglock.tasks import registry
 from django_pglock.tasks.states import TaskStatus
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
+
+logger = get_logger(WORKER)
 
 
 def enqueue(using: str, task: TaskFields, call: Call, *, meta: str = "{}") -> Enqueued:
@@ -63,6 +70,40 @@ def enqueue_each(using: str, calls: Sequence[tuple[TaskFields, Call, str]]) -> l
     if keys:
         after_commit(using, admit_next, using, keys, is_rated=is_rated)
     return rows
+
+
+# Enqueues a function that this process does not know, in the queues of the failed tasks. A worker that knows it will
+# run it.
+ENQUEUE_UNKNOWN = """
+INSERT INTO {task} (queue, backend, task_path, args)
+SELECT failed.queue, failed.backend, %s, jsonb_build_array(failed.id) FROM {task} AS failed
+WHERE failed.id = ANY (%s::bigint[])
+"""
+
+
+def enqueue_handlers(using: str, failed: Iterable[tuple[int, str]]) -> None:
+    """Enqueue the functions of ``on_failure=``: pairs of the id of a failed task and the path of its function.
+
+    In the transaction that makes these tasks FAILED. If the database refuses a function, that is logged: otherwise the
+    failed task would never end.
+    """
+    ids: dict[str, list[int]] = {}
+    for id_, path in failed:
+        ids.setdefault(path, []).append(id_)
+    for path, numbers in ids.items():
+        _enqueue_handler(using, path, numbers)
+
+
+def _enqueue_handler(using: str, path: str, ids: list[int]) -> None:
+    handler = registry.find(path)
+    try:
+        with transaction.atomic(using=using):
+            if handler is None:
+                run(using, ENQUEUE_UNKNOWN, path, array_of_numbers(ids))
+            else:
+                enqueue_many(using, handler, [Call(f"[{id_}]", "{}") for id_ in ids], meta=meta_of(handler))
+    except Exception:
+        logger.exception("on_failure of the tasks %s: %s cannot be enqueued.", ids, path)
 
 
 def _admit_on_commit(using: str, task: TaskFields, calls: Sequence[Call], rows: Sequence[Enqueued]) -> None:

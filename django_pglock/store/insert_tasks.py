@@ -76,6 +76,8 @@ def meta_of(task: TaskFields, headers: Mapping[str, Any] | None = None) -> str:
         meta["rate"] = [task.rate.interval, task.rate.portion]
     if task.redact:
         meta["redact"] = task.redact
+    if task.on_failure:
+        meta["on_failure"] = task.on_failure
     if task.after:
         meta["after"] = task.after
     if others := [each for each in task.after_ended if each not in task.after]:

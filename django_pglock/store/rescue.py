@@ -17,6 +17,7 @@ from django.db import ProgrammingError
 from django_pglock.conf import get_settings
 from django_pglock.postgres.connections import pause_after
 from django_pglock.store.admit import admit_on_commit
+from django_pglock.store.enqueue import enqueue_handlers
 from django_pglock.store.liveness import HELD_LOCKS, is_recent, missing, silent_after
 from django_pglock.store.outcome import Failed, Failure, Interrupted
 from django_pglock.store.release import release_on_commit
@@ -98,7 +99,7 @@ WITH RECURSIVE {_HELD}, alive AS MATERIALIZED (
     FROM mine
     WHERE task.id = mine.id AND task.id = ANY (ARRAY(SELECT id FROM mine))
     RETURNING task.id, task.attempts, task.attempts - task.uncounted AS number, mine.worker, task.last_attempted_at,
-              task.status, task.queue, task.task_path, task.lock_key
+              task.status, task.queue, task.task_path, task.lock_key, task.meta ->> 'on_failure' AS on_failure
 ), recorded AS (
     INSERT INTO {{attempt}}
         (task_id, number, worker, worker_name, started_at, finished_at, outcome, exception_path, traceback)
@@ -106,7 +107,7 @@ WITH RECURSIVE {_HELD}, alive AS MATERIALIZED (
            last_attempted_at, clock_timestamp(), 'LOST', %s, %s
     FROM rescued
 )
-SELECT id, attempts, worker, status, queue, task_path, lock_key FROM rescued
+SELECT id, attempts, worker, status, queue, task_path, lock_key, on_failure FROM rescued
 """
 
 # The number of tasks of each queue that run on workers that may be dead: a worker without a row, with a missing
@@ -190,6 +191,7 @@ class Rescued:
     queue: str
     task_path: str
     lock_key: str | None
+    on_failure: str | None
 
 
 def rescue(using: str, *, unbroken: float, limit: int = RESCUED_AT_ONCE) -> list[Rescued]:
@@ -199,7 +201,8 @@ def rescue(using: str, *, unbroken: float, limit: int = RESCUED_AT_ONCE) -> list
     another worker as dead that it has missed for longer.
 
     A rescued task is READY again, or BLOCKED if it has a lock key. It has used no retry. A task whose workers died more
-    often than ``MAX_RESCUES`` ends FAILED. A task whose cancel was requested ends CANCELLED.
+    often than ``MAX_RESCUES`` ends FAILED, and the function of its ``on_failure=`` is enqueued. A task whose cancel was
+    requested ends CANCELLED. Call it in a transaction.
     """
     settings = get_settings()
     text = "Its worker died or wrote no heartbeat for too long while it ran this attempt."
@@ -210,6 +213,8 @@ def rescue(using: str, *, unbroken: float, limit: int = RESCUED_AT_ONCE) -> list
     )
     values = (*silences, limit, limit, settings.MAX_RESCUES, *(LOST_WITH_WORKER, LOST_WITH_WORKER, text))
     rescued = [Rescued(*row) for row in run(using, RESCUE, *values, first=IN_INDEX_ORDER)]
+    failed = [each for each in rescued if each.status == TaskStatus.FAILED]
+    enqueue_handlers(using, [(each.id, each.on_failure) for each in failed if each.on_failure])
     wake(using, (each.queue for each in rescued if each.status == TaskStatus.READY))
     admit_on_commit(using, {each.lock_key for each in rescued})
     release_on_commit(using, [each.id for each in rescued if each.status in FINISHED])

@@ -8,7 +8,7 @@ neither the status nor the attempt of a running task, so its outcome is written.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from operator import attrgetter, itemgetter
 from typing import Any, cast
 from uuid import UUID
@@ -22,11 +22,13 @@ from django_pglock.errors import ClaimLost
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import is_plain_django, literals, send
 from django_pglock.store.admit import admit
+from django_pglock.store.enqueue import enqueue_handlers
 from django_pglock.store.outcome import Failed, Interrupted, Outcome, Retried, Succeeded
 from django_pglock.store.release import release
 from django_pglock.store.requests_to_worker import write_progress
 from django_pglock.store.statements import IN_INDEX_ORDER, array_of_numbers, filled, run
 from django_pglock.store.wake import wake
+from django_pglock.tasks.arguments import from_json
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.states import TaskStatus
 
@@ -176,8 +178,19 @@ def settle(using: str, outcomes: Sequence[tuple[Claim, Outcome]], worker: UUID) 
         accepted.update(run(using, SETTLE_SUCCESSES, *columns, prepared=True))
     if others := [_columns(*pair) for pair in outcomes if not isinstance(pair[1], Succeeded)]:
         others.sort(key=itemgetter(0, 1))
-        accepted.update(run(using, SETTLE_OTHERS, *map(list, zip(*others, strict=True)), worker))
+        handlers = [(claim.id, path) for claim, outcome in outcomes if (path := _handler_of(claim, outcome))]
+        with transaction.atomic(using=using) if handlers else nullcontext():
+            accepted.update(run(using, SETTLE_OTHERS, *map(list, zip(*others, strict=True)), worker))
+            enqueue_handlers(using, [(id_, path) for id_, path in handlers if id_ in accepted])
     return accepted
+
+
+def _handler_of(claim: Claim, outcome: Outcome) -> str | None:
+    """Return the path of the function of ``on_failure=``, if the task has failed and has one."""
+    if not isinstance(outcome, Failed) or '"on_failure"' not in claim.meta:
+        return None
+    path: str | None = from_json(claim.meta).get("on_failure")
+    return path
 
 
 def settle_unobserved(using: str, claims: Sequence[Claim], results: Sequence[str]) -> list[int] | None:

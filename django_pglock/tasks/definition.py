@@ -21,7 +21,7 @@ from django.utils.module_loading import import_string
 from django_pglock.errors import TaskOptionError
 from django_pglock.postgres.connections import has_commit_hooks, manual_transactions
 from django_pglock.tasks import registry
-from django_pglock.tasks.call_keys import make_templates
+from django_pglock.tasks.call_keys import make_templates, misfit
 from django_pglock.tasks.claim import TaskContext, with_context
 from django_pglock.tasks.compat import InvalidTask, Task, TaskResult
 from django_pglock.tasks.fields import CARRIED, By, TaskFields, check_names
@@ -93,6 +93,7 @@ class PostgresTask(TaskFields):
                 raise TaskOptionError(f"{where}: {why}")
         make_templates(self, where)
         object.__setattr__(self, "redact", redact_of(self.redact, self, where))
+        object.__setattr__(self, "on_failure", _handler_of(self.on_failure, where))
         check_schedule(self, where)
 
     def enqueue(self, *args: Any, **kwargs: Any) -> TaskResult[..., Any]:
@@ -134,6 +135,23 @@ class PostgresTask(TaskFields):
             _call_after_commits(waits_for, call)
         else:
             call()
+
+
+def _handler_of(function: Any, where: str) -> str | None:
+    """Return the path of the function of ``on_failure=``. A copy of a task has it already."""
+    if function is None or isinstance(function, str):
+        return function
+    if not isinstance(function, TaskFields):
+        raise TaskOptionError(f"{where}: on_failure is {function!r}; give a function that is decorated with @task.")
+    path: str = function.module_path
+    if why := misfit(function.func, function.takes_context, 1):
+        raise TaskOptionError(f"{where}: on_failure is called with the id of the failed task, but {path} {why}")
+    if function.has_keys:
+        raise TaskOptionError(
+            f"{where}: {path} of on_failure has lock, unique, group, fair or rate, and no arguments to make a key of. "
+            "Give a function without them, which may enqueue another task."
+        )
+    return path
 
 
 def _call_after_commits(waits_for: set[str], call: Callable[[], Any]) -> None:
@@ -215,6 +233,7 @@ if TYPE_CHECKING:
         unique: UniqueOption | None
         fair: str | None
         rate: RateOption | None
+        on_failure: Task[[int], Any] | None
         expires: float | timedelta | datetime | None
         keep_result: float | timedelta | None
         meta: dict[str, Any] | None

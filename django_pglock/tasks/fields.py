@@ -83,6 +83,8 @@ class TaskFields(Task):  # type: ignore[type-arg]
       those that are next in the order of the lock key.
     - ``fair``: a template; keys take turns, so that a million tasks of one key do not delay ten of another.
     - ``rate``: ``"10/s"`` or ``Rate``: the largest number of starts in a time.
+    - ``on_failure``: a task function that is enqueued with the id of the task, in the transaction that writes that its
+      last attempt has failed.
     - ``expires``: seconds or a timedelta after the enqueue, or a date. A task that has not begun by then is CANCELLED
       by the worker that claims it.
     - ``keep_result``: seconds or a timedelta after which the row of the finished task may be deleted.
@@ -120,6 +122,7 @@ class TaskFields(Task):  # type: ignore[type-arg]
     group: Group | None = option(None, check.group, By.FUNCTION)
     fair: str | None = option(None, check.template)
     rate: Rate | None = option(None, check.rate)
+    on_failure: Any = option(None, check.anything)
     expires: float | timedelta | datetime | str | None = option(None, check.expiry, is_carried=True)
     keep_result: float | timedelta | None = option(None, duration)
     cron: str | None = option(None, check.anything, By.FUNCTION)
@@ -222,7 +225,7 @@ FOREIGN_OPTIONS = _by_word(
         # No option of ours means the same.
         "acks_late reject_on_worker_lost": "nothing, because a task whose worker has died always runs again",
         "link on_success": "using(after=result) for the other task, with the result of this one",
-        "link_error on_failure": "using(after_ended=result) for another task, which looks at the result of this one",
+        "link_error": "on_failure",
     }
 )
 #: The methods of tasks in other task queues, and what to write here.

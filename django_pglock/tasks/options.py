@@ -28,7 +28,7 @@ from django_pglock.tasks.states import UniqueScope
 MOST_IN_GROUP = 10_000
 #: The names in a row's ``meta`` that belong to this package. The headers are those of all instruments.
 HEADERS = "headers"
-OWN_META = ("options", "rate", "after", "after_ended", "redact", "snoozes", HEADERS)
+OWN_META = ("options", "rate", "after", "after_ended", "on_failure", "redact", "snoozes", HEADERS)
 PERIODS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 

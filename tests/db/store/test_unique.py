@@ -28,6 +28,7 @@ from django_pglock.tasks.options import Unique
 from tests import server_clock
 from tests.db.store.endings import statuses
 from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -171,6 +172,7 @@ ANEW = {
     "lock": "save:{number}",
     "max_attempts": 7,
     "max_snoozes": 2,
+    "on_failure": tasks.echo,
     "meta": {"trace": "new"},
     "priority": 7,
     "queue_name": "special",

@@ -15,6 +15,7 @@ from django_pglock.store.admit import ADMIT, ADMIT_NEXT, BLOCKED_KEYS, HOLDERS
 from django_pglock.store.admit_one import admit_statement, enqueue_statement
 from django_pglock.store.claim import CLAIM_FAIR, CLAIM_GROUP, RUNNING_CLAIM, claim_statement
 from django_pglock.store.count import COUNT_FAILED, COUNT_OTHERS, COUNT_READY
+from django_pglock.store.enqueue import ENQUEUE_UNKNOWN
 from django_pglock.store.failures import FAILURE_GROUPS
 from django_pglock.store.id_range import BISECT
 from django_pglock.store.insert_tasks import insert_many
@@ -116,6 +117,7 @@ def outcomes(backlog):
         "SETTLE_OWN_SUCCESSES": Call(filled(SETTLE_OWN_SUCCESSES), (ids, ones, "[]", len(ids))),
         "SETTLE_OTHERS": Call(filled(SETTLE_OTHERS), (*others, backlog.worker)),
         "LOCKED_BY_OTHERS": Call(filled(LOCKED_BY_OTHERS), (ids, ones)),
+        "ENQUEUE_UNKNOWN": Call(filled(ENQUEUE_UNKNOWN), ("other.tasks.call", backlog.array)),
         "FINISH_DATES": Call(filled(FINISH_DATES), [backlog.array]),
     }
 
