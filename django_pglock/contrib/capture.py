@@ -169,7 +169,7 @@ class Capture(BaseConstraint):
         if not re.fullmatch("[a-z_][a-z0-9_]{0,55}", self.name):
             raise TaskOptionError(f"Capture: name is {self.name!r}; give 1 to 56 of a to z, 0 to 9 and _.")
         key, quoted = f"captured:{self.name}", schema_editor.quote_value
-        here = (each.alias for each in our_backends() if each.database == schema_editor.connection.alias)
+        here = (each.alias for each in our_backends(schema_editor.connection.alias))
         values = (next(here, "default"), captured.module_path, MOST_ATTEMPTS - 1, key, key)
         parts = {
             "name": quoted(self.name),
@@ -254,7 +254,7 @@ def check_captures(**kwargs: Any) -> list[CheckMessage]:
 def _require_valid(model: type[models.Model], capture: Capture) -> None:
     """Raise the error that a migration or a worker would raise."""
     function, database = capture.task, router.db_for_write(model)
-    if not any(backend.database == database for backend in our_backends()):
+    if not our_backends(database):
         raise TaskOptionError(f"no backend of TASKS stores its tasks in {database!r}, the database of the model.")
     capture.statements(model, connections[database].schema_editor())
     [call] = capture.calls(model, ids=[1], operation=capture.on[0], schema="public")

@@ -67,7 +67,7 @@ def claim_statement(
         conditions.append("task.priority = %s AND task.id > %s")
     if backend is not None:
         # Projects may share a database, each with a backend. Of this package's own tasks, a worker runs its project's.
-        known = _listed(using, [each.alias for each in our_backends() if each.database == using] or [backend])
+        known = _listed(using, [each.alias for each in our_backends(using)] or [backend])
         own = f"task.queue = '{OWN_QUEUE}' AND task.backend IN ({known})"
         conditions.append(f"(task.backend IN ({_listed(using, [backend])}) OR {own})")
     text = CLAIM.replace("{conditions}", " AND ".join(conditions)).replace("{worker}", str(worker))

@@ -330,7 +330,7 @@ def _request_cancels(using: str, moved: list[Moved]) -> None:
 def check_target(using: str, queue: str) -> None:
     """Raise ``ValueError`` for an invalid name, and for a name that no backend of this database lists in QUEUES."""
     check_queue_name(queue)
-    here = [backend.queues for backend in task_backends.all() if getattr(backend, "database", None) == using]
+    here = [backend.queues for backend in our_backends(using)]
     # A backend with an empty QUEUES accepts every name.
     if here and not any(queue in queues or not queues for queues in here):
         raise ValueError(f"No backend in TASKS lists the queue {queue!r} in QUEUES, so no task may be in it.")
@@ -632,7 +632,6 @@ def redrives(using: str, fingerprints: Iterable[int]) -> dict[int, Any]:
 
 def _backend_of(using: str) -> str:
     """Return the alias of a backend of this package whose tasks are in the database ``using``."""
-    for backend in our_backends():
-        if backend.database == using:
-            return str(backend.alias)
+    for backend in our_backends(using):
+        return str(backend.alias)
     raise ConfigurationError(f"No backend in TASKS stores its tasks in the database {using!r}, so no task can be run.")

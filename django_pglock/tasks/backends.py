@@ -9,43 +9,35 @@ from asgiref.sync import sync_to_async
 from django.utils.asyncio import async_unsafe
 
 from django_pglock.errors import ConfigurationError, TaskArgumentsError
-from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks.arguments import with_article
 from django_pglock.tasks.compat import InvalidTask, task_backends
 
 _HINT = "In one entry of TASKS, set BACKEND to django_pglock.backend.PostgresBackend and OPTIONS to the database."
 
 
-def our_backends() -> list[Any]:
-    """Return the backends of ``TASKS`` that belong to this package."""
-    return [backend for backend in task_backends.all() if hasattr(backend, "database")]
+def our_backends(database: str | None = None) -> list[Any]:
+    """Return the backends of ``TASKS`` that belong to this package, those of one database if it is given."""
+    ours = [backend for backend in task_backends.all() if hasattr(backend, "database")]
+    return [backend for backend in ours if database in (None, backend.database)]
 
 
-def database_of_backend(alias: str) -> str:
-    """Return the database alias of a backend of ``TASKS``. Raises ``ConfigurationError`` for a backend of others."""
-    ours: dict[str, str] = {backend.alias: backend.database for backend in our_backends()}
-    if alias not in ours:
+def database_of_tasks(alias: str | None = None, *, option: str) -> str:
+    """Return the database alias that a backend of ``TASKS`` uses or, without its alias, the one that all of them use.
+
+    Raises ``ConfigurationError`` for a backend of others, and if the backends use no database or several. ``option`` is
+    what the message recommends to choose one of several databases.
+    """
+    ours = {backend.alias: backend.database for backend in our_backends()}
+    if alias is not None and alias not in ours:
         known = ", ".join(sorted(ours))
         raise ConfigurationError(f"TASKS has no backend {alias!r} of django_pglock. Its backends: {known}.")
-    return ours[alias]
-
-
-def database_of_tasks(alias: str | None, *, option: str) -> str:
-    """Return the given database alias or, without one, the alias that the backends in ``TASKS`` use.
-
-    Raises ``ConfigurationError`` if the backends use none or several, and for an alias that is not in ``DATABASES``.
-    ``option`` is what the message recommends to choose one of several databases.
-    """
-    if alias is None:
-        aliases = sorted({backend.database for backend in our_backends()})
-        if not aliases:
-            raise ConfigurationError(f"No backend in TASKS stores its tasks in PostgreSQL. {_HINT}")
-        if len(aliases) > 1:
-            known = ", ".join(aliases)
-            raise ConfigurationError(f"The backends in TASKS use several databases: {known}. Choose one with {option}.")
-        [alias] = aliases
-    connection_for(alias)
-    return alias
+    databases = sorted(set(ours.values()) if alias is None else {ours[alias]})
+    if not databases:
+        raise ConfigurationError(f"No backend in TASKS stores its tasks in PostgreSQL. {_HINT}")
+    if len(databases) > 1:
+        known = ", ".join(databases)
+        raise ConfigurationError(f"The backends in TASKS use several databases: {known}. Choose one with {option}.")
+    return str(databases[0])
 
 
 def require_tasks(database: str) -> None:
@@ -53,7 +45,7 @@ def require_tasks(database: str) -> None:
 
     A worker would find none there, and with ``drain`` it would end as if all were done.
     """
-    if not any(backend.database == database for backend in our_backends()):
+    if not our_backends(database):
         raise ConfigurationError(f"No backend in TASKS stores its tasks in the database {database!r}. {_HINT}")
 
 

@@ -36,7 +36,7 @@ from django_pglock.store.ready import paused_queues
 from django_pglock.store.release import promote
 from django_pglock.store.statements import rows_of
 from django_pglock.tasks import registry
-from django_pglock.tasks.backends import require_tasks
+from django_pglock.tasks.backends import database_of_tasks, require_tasks
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import TaskResult, task_backends
 from django_pglock.tasks.retry import FlowWord
@@ -49,7 +49,6 @@ from django_pglock.worker.child.in_flight import EndedClaim, InFlight
 from django_pglock.worker.child.logs import observers
 from django_pglock.worker.child.runners import Runner, TaskThread, Watchdog
 from django_pglock.worker.child.settler import Settler
-from django_pglock.worker.options import database_to_serve
 from django_pglock.worker.queues import Queues
 
 logger = get_logger(WORKER)
@@ -109,7 +108,7 @@ def run_tasks(
     """
     if until not in ("idle", "due"):
         raise ValueError(f'until={until!r} is not possible; use "idle" or "due".')
-    alias = database_to_serve(None, option="using=") if using is None else using
+    alias = database_of_tasks(option="using=") if using is None else using
     require_tasks(alias)
     _check_transaction(alias)
     queues = Queues([queue] if isinstance(queue, str) else queue or ())

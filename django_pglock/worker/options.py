@@ -7,7 +7,7 @@ from typing import Any
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.postgres.connections import connection_for
-from django_pglock.tasks.backends import database_of_backend, database_of_tasks, require_tasks
+from django_pglock.tasks.backends import database_of_tasks, require_tasks
 
 LAST_PORT = 65535
 #: All addresses, because kubelet and Prometheus send requests from outside of the pod. There is no server without a
@@ -36,18 +36,10 @@ def probe_address(given: int | str) -> tuple[str, int]:
     return (found[1] or DEFAULT_HOST).strip("[]"), int(found[2])
 
 
-def database_to_serve(backend: str | None, *, option: str) -> str:
-    """Return the database alias of a worker of one backend or, if ``backend`` is None, of all backends in ``TASKS``.
-
-    Raises ``ConfigurationError`` if there is none or if there are several. ``option`` is what chooses one of several.
-    """
-    return database_of_tasks(None, option=option) if backend is None else database_of_backend(backend)
-
-
 def check_options(*, using: str, backend: str | None, probe_port: int | str | None = None, **others: Any) -> None:
     """Raise ``ConfigurationError`` for arguments of ``Worker`` that are invalid or would be ignored."""
     connection_for(using)
-    if backend is not None and (database := database_of_backend(backend)) != using:
+    if backend is not None and (database := database_of_tasks(backend, option="using=")) != using:
         raise ConfigurationError(f"Backend {backend!r} stores its tasks in database {database!r}, not in {using!r}.")
     require_tasks(using)
     for name, (kind, lowest, highest) in NUMBERS.items():

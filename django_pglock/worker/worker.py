@@ -23,9 +23,10 @@ from django_pglock.error_reading import one_line
 from django_pglock.errors import ConfigurationError, model_of
 from django_pglock.loggers import WORKER, get_logger, written_by_thread
 from django_pglock.postgres.connections import is_forbidden
+from django_pglock.tasks.backends import database_of_tasks
 from django_pglock.worker.child.child import run_child
 from django_pglock.worker.loop import Loop
-from django_pglock.worker.options import check_options, database_to_serve
+from django_pglock.worker.options import check_options
 from django_pglock.worker.parent.crew import Crew
 from django_pglock.worker.parent.health import Health, SystemdNotifier
 from django_pglock.worker.parent.starter import Starter, make_starter, refuse_platform
@@ -92,7 +93,7 @@ class Worker:
     ) -> None:
         model_of("Task")  # raises where the app is not installed
         given: list[Any] = list(dict.fromkeys(using)) if isinstance(using, list | tuple) else [using]
-        self.databases = given or [database_to_serve(backend, option="using=")]
+        self.databases = given or [database_of_tasks(backend, option="using=")]
         numbers = {"threads": threads, "grace": grace, "max_tasks": max_tasks, "max_memory": max_memory}
         for each in self.databases:
             check_options(using=each, backend=backend, processes=processes, probe_port=probe_port, **numbers)

@@ -85,11 +85,11 @@ from django.utils import timezone
 
 from django_pglock.store.operate import enqueue_change
 from django_pglock.models import Lease, Schedule, Task
-from django_pglock.tasks.backends import database_of_backend
+from django_pglock.tasks.backends import database_of_tasks
 from django_pglock.store.operate import DISCARD
 from shop.tasks import refuse, ship
 
-DATABASE = database_of_backend(settings.BACKEND)
+DATABASE = database_of_tasks(settings.BACKEND, option="")
 TASKS, AT = Task.objects.using(DATABASE), ["--database", DATABASE]
 WITH_LOCKS = ["--database", router.db_for_read(Lease)]
 

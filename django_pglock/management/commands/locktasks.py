@@ -34,6 +34,7 @@ from django_pglock.management.choosing import (
 )
 from django_pglock.management.terminal import TerminalCommand, confirm, ignore_broken_pipe, printable
 from django_pglock.models import Queue, Task, Worker
+from django_pglock.postgres.connections import connection_for
 from django_pglock.store.failures import MOST_FOUND, FailureCounts, failures
 from django_pglock.store.id_range import newest
 from django_pglock.store.numbers import totals
@@ -136,7 +137,8 @@ class Command(TerminalCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the subcommand."""
         with wrong_arguments():
-            rows = Task.objects.using(database_of_tasks(options["database"], option="--database"))
+            using = options["database"] or database_of_tasks(option="--database")
+            rows = Task.objects.using(connection_for(using).alias)
         for doubt in doubts(rows.db, options):
             self.stderr.write(doubt)
         options["run"](rows, options)

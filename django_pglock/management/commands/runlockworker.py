@@ -17,11 +17,10 @@ from django_pglock.management.arguments import WrongArguments, wrong_arguments
 from django_pglock.management.terminal import TerminalCommand
 from django_pglock.management.worker_arguments import add_worker_arguments
 from django_pglock.management.worker_process import banner, own_command_line, show_log
-from django_pglock.tasks.backends import our_backends
+from django_pglock.tasks.backends import database_of_tasks, our_backends
 from django_pglock.worker import Worker
 from django_pglock.worker.child.child import LEFT_BEHIND, run_child
 from django_pglock.worker.child.logs import silence_unhandled_loggers
-from django_pglock.worker.options import database_to_serve
 from django_pglock.worker.parent.starter import channel_of_spawned, run_to_end
 from django_pglock.worker.queues import Queues
 
@@ -52,7 +51,7 @@ class Command(TerminalCommand):
         """Check the arguments, and run a parent or, in a new interpreter of one, a child."""
         with wrong_arguments():
             worker = Worker(
-                using=options["database"] or database_to_serve(options["backend"], option="--database"),
+                using=options["database"] or database_of_tasks(options["backend"], option="--database"),
                 command=own_command_line,
                 reloads=bool(reload or (reload is None and settings.DEBUG and not options["drain"])),
                 **{name: options[name] for name in PASSED_ON},
@@ -81,7 +80,7 @@ class Command(TerminalCommand):
 
 def refuse_unknown(queues: Queues, database: str, alias: str | None) -> None:
     """Raise ``WrongArguments`` for a queue that can have no tasks: the worker would idle forever."""
-    backends = [each for each in our_backends() if each.database == database and alias in (None, each.alias)]
+    backends = [each for each in our_backends(database) if alias in (None, each.alias)]
     # With an empty QUEUES every name is allowed.
     if all(backend.queues for backend in backends):
         configured = {queue for backend in backends for queue in backend.queues}
