@@ -1,7 +1,7 @@
 """Count the functions of the package, and all Python calls, in a warm process, of two things: a `with lock("a")`, and
 a task without work in a child of one thread that sleeps: from the message that wakes it until the task is settled.
 
-/tmp/bench/bin/python bench/functions.py [--names]
+.venv/bin/python bench/functions.py [--names]
 """
 
 from __future__ import annotations
