@@ -84,7 +84,7 @@ def _send_by_cursor(connection: DatabaseWrapper, statements: str) -> Sequence[An
         return _send_in_pipeline(connection, raw, statements)
     row: Sequence[Any] | None = None
     with connection.cursor() as cursor:
-        _execute(cursor, statements)
+        execute_text(cursor, statements)
         while True:
             if cursor.description:
                 row = cursor.fetchone()
@@ -103,12 +103,13 @@ def _send_in_pipeline(connection: DatabaseWrapper, raw: Any, statements: str) ->
         with raw.pipeline():
             for statement in _STATEMENT.findall(statements):
                 cursors.append(connection.cursor())
-                _execute(cursors[-1], statement)
+                execute_text(cursors[-1], statement)
         rows = [cursor.fetchone() for cursor in cursors if cursor.description]
         return rows[-1] if rows else None
 
 
-def _execute(cursor: Any, statements: str) -> None:
+def execute_text(cursor: Any, statements: str) -> None:
+    """Execute statements whose values are literals in their text."""
     # Other execute wrappers may add parameters. Then a percent sign in a text would count as a placeholder.
     if "%" in statements:
         cursor.execute(statements.replace("%", "%%"), ())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_pglock.errors import TaskOptionError
 from django_pglock.postgres.connections import connection_for
-from django_pglock.postgres.message import literals, send
+from django_pglock.postgres.message import execute_text, literals, send
 from django_pglock.store.statements import array_of_numbers, filled, rows_of
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.options import HEADERS
@@ -235,7 +235,7 @@ def insert_each(using: str, calls: Sequence[tuple[TaskFields, Call, str]]) -> li
     names = list(dict.fromkeys(name for columns in rows for name in columns))
     values = "), (".join(", ".join(columns.get(name, "DEFAULT") for name in names) for columns in rows)
     with connection.cursor() as cursor:
-        cursor.execute(_INSERT.format(task=filled("{task}"), names=", ".join(names), values=values, conflict=""))
+        execute_text(cursor, _INSERT.format(task=filled("{task}"), names=", ".join(names), values=values, conflict=""))
         # In the order of the values, on which Django's bulk_create() relies, too.
         return [Enqueued(*row) for row in cursor.fetchall()]
 

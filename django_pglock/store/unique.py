@@ -11,6 +11,7 @@ from django.db.models import Q
 
 from django_pglock.errors import DuplicateTask
 from django_pglock.postgres.connections import connection_for, in_transaction, transaction_block
+from django_pglock.postgres.message import execute_text
 from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.insert_tasks import Call, Enqueued, batches, columns_of, insert_calls
 from django_pglock.store.statements import filled, run
@@ -166,8 +167,7 @@ def _allocated_ids(using: str, keys: Collection[str]) -> dict[str, int]:
 
 def _replace(using: str, task: TaskFields, call: Call, meta: str) -> list[Enqueued]:
     with connections[using].cursor() as cursor:
-        # An execute wrapper may add parameters. Then a percent sign in a text would count as a placeholder.
-        cursor.execute(replace_statement(using, task, call, meta).replace("%", "%%"), ())
+        execute_text(cursor, replace_statement(using, task, call, meta))
         rows = cursor.fetchall()
     admit_on_commit(using, {key_before for *_, key_before in rows} - {call.lock})
     return [Enqueued(*row)._replace(is_new=False) for *row, _key_before in rows]

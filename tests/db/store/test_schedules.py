@@ -342,6 +342,13 @@ def test_many_due_ticks_are_few_transactions_of_few_statements(many, options):
     assert keeper.keep().tasks == []
 
 
+def test_ticks_may_have_percent_signs_beside_an_execute_wrapper_that_adds_parameters(many):
+    """The lock key of a task with a rate begins with one."""
+    many(2, rate="1000/s")
+    with connection.execute_wrapper(lambda execute, sql, params, *others: execute(sql, params or (), *others)):
+        assert len(ScheduleKeeper("default").keep().tasks) == 2
+
+
 def test_ticks_ask_the_rules_of_a_backend_of_the_projects_own(many, monkeypatch):
     class Strict(PostgresBackend):
         def enqueue(self, task, args, kwargs):
