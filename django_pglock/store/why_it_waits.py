@@ -40,8 +40,7 @@ def why_it_waits(task: Any, using: str) -> str:
     if task.status != TaskStatus.BLOCKED:
         return ""
     if task.waits_for:
-        awaited = task.awaiting.using(using).values_list("awaited", flat=True)[:FEW]
-        return gettext("This task waits for %(tasks)s to finish.") % {"tasks": _numbers(awaited)}
+        return _at_others(task, using)
     return _at_its_key(task, using)
 
 
@@ -77,6 +76,16 @@ def _obstacle(queue: str, is_paused: bool, workers: int, served: str | None) -> 
     else:
         return ""
     return str(text) % {"queue": queue}
+
+
+def _at_others(task: Any, using: str) -> str:
+    """Return for which tasks of its ``after=`` and ``after_ended=`` a task waits."""
+    left = task.awaiting.using(using).exclude(has_ended=True).values_list("awaited", flat=True)[:FEW]
+    asked = sum(len(ids) for name in ("after", "after_ended") if isinstance(ids := task.meta.get(name), list))
+    if task.waits_for <= FEW:
+        return gettext("This task waits for %(tasks)s to finish.") % {"tasks": _numbers(left)}
+    text = gettext("This task waits for %(count)s of %(asked)s tasks to finish: %(tasks)s …")
+    return text % {"count": task.waits_for, "asked": asked, "tasks": _numbers(left)}
 
 
 def _at_its_key(task: Any, using: str) -> str:

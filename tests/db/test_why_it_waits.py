@@ -8,7 +8,9 @@ import pytest
 from django.db import connections
 from django.db.models.functions import Now
 
+from django_pglock import enqueue_many
 from django_pglock.models import Queue, Task
+from django_pglock.store.release import release
 from tests.db.management.commands.test_locktasks import locktasks
 from tests.db.store.test_marking import Replica
 from tests.db.store.test_why_unfinished import ECHO, enter
@@ -51,6 +53,15 @@ def test_show_says_for_what_a_blocked_task_waits():
     assert "which is held by no task at the moment" in why(second), "it has never begun"
     Task.objects.filter(pk=first.id).update(status="SUCCESSFUL", finished_at=Now())
     assert "which is held by no task at the moment" in why(second)
+
+
+def test_show_says_how_many_of_the_tasks_before_it_have_not_ended():
+    parts = enqueue_many(tasks.nothing, [{} for _ in range(8)])
+    final = tasks.nothing.using(after_ended=parts).enqueue()
+    Task.objects.filter(pk__in=parts[:2]).update(status="SUCCESSFUL", finished_at=Now())
+    release("default", map(int, parts[:2]))
+    named = ", ".join(f"#{each}" for each in parts[2:7])
+    assert why(final) == f"This task waits for 6 of 8 tasks to finish: {named} …"
 
 
 def test_show_says_that_a_task_waits_for_a_token_of_its_rate():
