@@ -136,11 +136,10 @@ class EventLoop:
         self._running -= 1
         self.watchdog.runners.discard(coroutine)
         ended, loop = coroutine.ended or attempt.ended(GivenBack()), coroutine.loop
-        if isinstance(ended.outcome, GivenBack):
-            # Pause as a thread does that cannot begin a task. Meanwhile the claim takes up capacity.
-            loop.call_later(self.in_flight.note_unable(), self._free, ended)
+        if pause := self.in_flight.pause_after(ended):
+            # Meanwhile the claim takes up capacity.
+            loop.call_later(pause, self._free, ended)
         else:
-            self.in_flight.note_able()
             self._free(ended)
         self.orm.close_left_open_soon()
         if not self._running:

@@ -16,7 +16,7 @@ from django.db import connections
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import connection_for, has_manual_transaction
 from django_pglock.store.claim import claim_group
-from django_pglock.store.outcome import GivenBack, Retried, Succeeded
+from django_pglock.store.outcome import Retried, Succeeded
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_backends, task_started
 from django_pglock.tasks.options import Group
@@ -45,19 +45,16 @@ class Executor:
         self.using = using
         self.loop = EventLoop(in_flight, using, watchdog)
         self.watchdog = watchdog
-        self._is_started = False
         self._stopping = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._work, args=(slot,), name=f"lockworker-thread-{number}", daemon=True)
-            for number, slot in enumerate(in_flight.threads.slots, start=1)
-        ]
+        self._threads: list[threading.Thread] = []
         in_flight.coroutines.on_first = self._start_async
 
     def start(self) -> None:
         """Start the threads. The event loop and the thread before it start with the first async task."""
-        for thread in self._threads:
+        for number, slot in enumerate(self.in_flight.threads.slots, start=1):
+            thread = threading.Thread(target=self._work, args=[slot], name=f"lockworker-thread-{number}", daemon=True)
             thread.start()
-        self._is_started = True
+            self._threads.append(thread)
 
     def _start_async(self) -> None:
         """Start the thread that prepares coroutines: to read earlier attempts would block the event loop."""
@@ -78,7 +75,7 @@ class Executor:
     def is_missing(self) -> bool:
         """Whether a thread has ended although the executor was not stopped."""
         ended = any(not thread.is_alive() for thread in self._threads)
-        return self._is_started and (ended or self.loop.is_missing) and not self._stopping.is_set()
+        return (ended or self.loop.is_missing) and not self._stopping.is_set()
 
     @property
     def is_idle(self) -> bool:
@@ -171,18 +168,14 @@ class Executor:
                     close_unkept_connections()
                 if ended is None:
                     continue
-                cost: float | None = time.perf_counter() - began
+                cost = time.perf_counter() - began
                 if not isinstance(ended.outcome, Succeeded):
                     checked_at = 0.0
-                if isinstance(ended.outcome, GivenBack):
-                    # Without a pause this thread would take and give back tasks faster than others can run them.
-                    self._stopping.wait(self.in_flight.note_unable())
-                    # The time of a claim that could not begin is not the cost of a task.
-                    cost = None
-                else:
-                    self.in_flight.note_able()
+                if pause := self.in_flight.pause_after(ended):
+                    self._stopping.wait(pause)
                 self.in_flight.end(ended)
-                free(cost)
+                # The time of a claim that could not begin is not the cost of a task.
+                free(None if pause else cost)
         finally:
             connections.close_all()
 

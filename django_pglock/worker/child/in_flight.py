@@ -130,12 +130,12 @@ class ThreadCapacity:
 
     @property
     def _begun(self) -> int:
-        return sum(slot.begun for slot in self.slots)
+        return sum([slot.begun for slot in self.slots])
 
     @property
     def running(self) -> int:
         """How many threads run a claim now."""
-        return sum(slot.began_at is not None for slot in self.slots)
+        return sum([slot.began_at is not None for slot in self.slots])
 
     def free_capacity(self) -> int:
         """Return how many claims to fetch now. It is not 0 while a thread is free and no claim waits for it."""
@@ -257,20 +257,20 @@ class InFlight:
         """How many tasks run now. Approximate, too."""
         return max(0, len(self.claims) - self.waiting - self.unsettled)
 
-    def note_unable(self) -> float:
-        """Note that a claim could not begin in this process. Return for how many seconds its thread should pause.
+    def pause_after(self, ended: EndedClaim) -> float:
+        """Return for how many seconds the runner of a claim should pause: if it could not begin in this process.
 
-        The tasks themselves are not delayed, because another process may be able to run them.
+        Without a pause, a runner would take and give back tasks faster than others can run them. The tasks themselves
+        are not delayed, because another process may be able to run them.
         """
+        if not isinstance(ended.outcome, GivenBack):
+            if self._unable_since < math.inf:
+                self.unable_for, self._unable_since = 0.0, math.inf
+            return 0.0
         now = time.monotonic()
         self._unable_since = min(self._unable_since, now)
         self.unable_for = now - self._unable_since
         return min(LONGEST_UNABLE_PAUSE, max(1.0, self.unable_for))
-
-    def note_able(self) -> None:
-        """Note that a claim has begun in this process."""
-        if self._unable_since < math.inf:
-            self.unable_for, self._unable_since = 0.0, math.inf
 
     def may_claim(self) -> bool:
         """Return whether the process may claim tasks now, regardless of free threads."""
