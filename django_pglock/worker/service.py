@@ -24,7 +24,6 @@ from django_pglock.postgres.connections import (
     CONNECTION_ERRORS,
     connection_for,
     has_statement_in_progress,
-    is_forbidden,
     pause_after,
     shut_down_socket,
     sqlstates_of,
@@ -169,9 +168,6 @@ class Service:
     def finish(self) -> None:
         """Close the resources that the service has used since its start."""
 
-    def forbidden(self, error: BaseException) -> None:
-        """Note that the role lacks a right. The service tries again in any case."""
-
     def open(self) -> None:
         """Open the session for a pass, unless it is open. Called before each pass."""
         if self._connection is not None:
@@ -239,8 +235,6 @@ class Service:
         if self._failures == 1:
             self._log_trouble(error)
         self.close()
-        if is_forbidden(error):
-            self.forbidden(error)
         pause = pause_after(self._failures)
         self.report_alive(pause)
         self.stopping.wait(pause)

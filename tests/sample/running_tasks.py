@@ -402,13 +402,6 @@ def write_too_long():
     loop("write_in_blocks")
 
 
-@task(timeout=1, max_attempts=2, backoff=0, takes_context=True)
-async def wait_too_long_once(context: TaskContext):
-    if context.attempt == 1:
-        await asyncio.sleep(FOREVER)
-    return "second"
-
-
 @task(timeout=0.02)
 def end_at_deadline(number):
     sleep_in_python(0.02 - 0.0005 + number % 10 * 0.0001)

@@ -22,6 +22,7 @@ from uuid import UUID
 
 from django_pglock.conf import get_settings
 from django_pglock.loggers import WORKER, get_logger, written_by_thread
+from django_pglock.postgres.connections import is_forbidden
 from django_pglock.store.liveness import silent_after
 from django_pglock.tasks import registry
 from django_pglock.worker.channel import Channel
@@ -207,6 +208,9 @@ class Child:
         self.settler.write_progress_soon()
         for service in self.services:
             service.end_late()
+        error = self.feeder.last_error
+        if self.drain_state is not None and error is not None and is_forbidden(error):
+            self.drain_state.give_up(error)
         if registry.count() != self._known:
             self._tell_functions()
         close_sessions_of_ended_threads()

@@ -182,10 +182,6 @@ class Feeder(Service):
     def finish(self) -> None:
         self._exclusive_run.end()
 
-    def forbidden(self, error: BaseException) -> None:
-        if self.drain is not None:
-            self.drain.give_up(error)
-
     def run_once(self) -> None:
         # Cleared before the poll. If it is set from now on, there may be tasks that this poll does not find.
         self.in_flight.feeder_wakeup.clear()

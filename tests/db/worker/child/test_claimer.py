@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -45,14 +43,6 @@ def test_a_queue_is_polled_when_the_earlier_ones_are_empty(worker, eventually, o
     worker(queues=["high", "mail*", "low"], threads=1)
     eventually(lambda: Effect.objects.count() == 35)
     assert in_order() == ["high"] * 20 + ["mail-a", "mail-b"] * 5 + ["low"] * 5
-
-
-def test_weighted_queues_are_claimed_in_proportion_to_their_weights(worker, eventually, one_by_one):
-    fill("low", 20)
-    fill("high", 60)
-    worker(queues=["high=3", "low"], threads=1)
-    eventually(lambda: Effect.objects.count() == 80)
-    assert Counter(in_order()[:40]) == {"high": 30, "low": 10}
 
 
 def test_prefixes_and_exclusions_hold_for_claims_and_for_notifications(worker, eventually):

@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 
 from django_pglock.errors import TaskTimeout
-from django_pglock.models import Attempt, Task
+from django_pglock.models import Task
 from django_pglock.worker.child.in_flight import MOST_ASYNC
-from tests.db.worker.child.test_task_thread import TIMEOUT
-from tests.db.worker.conftest import wait_for_end
 from tests.sample import running_tasks, session_tasks, tasks
-from tests.sample import running_tasks as running
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -73,13 +70,3 @@ def test_a_coroutine_is_stopped_also_if_another_has_shut_down_the_executor_of_th
     assert finished(tasks.shut_down_executor_of_loop.enqueue()).status == "SUCCESSFUL"
     late = finished(tasks.sleep_async.using(timeout=0.1).enqueue(600))
     assert [error.exception_class for error in late.errors] == [TaskTimeout]
-
-
-def test_a_coroutine_is_cancelled_at_its_timeout(worker, eventually):
-    worker()
-    result = running.wait_too_long_once.enqueue()
-    row = wait_for_end(result, eventually)
-    assert (row.status, row.result, row.attempts) == ("SUCCESSFUL", "second", 2)
-    attempt = Attempt.objects.get()
-    assert attempt.exception_path == TIMEOUT
-    assert "timeout of 1 s" in attempt.traceback

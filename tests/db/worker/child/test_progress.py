@@ -49,18 +49,19 @@ def test_progress_shows_while_the_task_runs(worker, eventually, function):
     assert wait_for_end(result, eventually).status == "SUCCESSFUL"
 
 
-@pytest.mark.parametrize("function", ["tell", "tell_atomically"])
-def test_the_last_progress_of_a_successful_task_is_stored(worker, eventually, function):
-    worker()
-    result = running.tell.enqueue(1000) if function == "tell" else running.tell_atomically.enqueue()
-    row = wait_for_end(result, eventually)
-    assert row.progress == ({"done": 1000, "total": 1000} if function == "tell" else {"done": 2, "total": 2})
+LAST = {
+    "success": (lambda: running.tell.enqueue(1000), "SUCCESSFUL", {"done": 1000, "total": 1000}),
+    "atomic success": (lambda: running.tell_atomically.enqueue(), "SUCCESSFUL", {"done": 2, "total": 2}),
+    "failure": (lambda: running.tell_and_fail.enqueue(7.5), "FAILED", {"done": 7.5, "total": None}),
+}
 
 
-def test_the_last_progress_of_a_failed_task_is_stored(worker, eventually):
+@pytest.mark.parametrize("end", LAST)
+def test_the_last_progress_of_a_task_is_stored(worker, eventually, end):
     worker()
-    row = wait_for_end(running.tell_and_fail.enqueue(7.5), eventually)
-    assert (row.status, row.progress) == ("FAILED", {"done": 7.5, "total": None})
+    enqueue, *expected = LAST[end]
+    row = wait_for_end(enqueue(), eventually)
+    assert [row.status, row.progress] == expected
 
 
 def test_progress_sends_one_statement_a_heartbeat_and_one_at_the_end(worker, eventually, progress_statements):
