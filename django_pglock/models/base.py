@@ -17,7 +17,7 @@ from typing import Any
 from django.db import connections, models
 
 
-def for_dumpdata(manager: Any = models.Manager, *, is_dumped: bool = True) -> Any:
+def manager_for_dumpdata(manager: Any = models.Manager, *, is_dumped: bool = True) -> models.Manager[Any]:
     """Return the default manager of a model whose ``objects`` is of the class ``manager``.
 
     Its rows are in a dump, in each database that can have the table. ``is_dumped=False``: they are in no dump, because
@@ -29,6 +29,8 @@ def for_dumpdata(manager: Any = models.Manager, *, is_dumped: bool = True) -> An
             rows = super().using(alias)
             return rows if is_dumped and connections[rows.db].vendor == "postgresql" else rows.none()
 
+    # Type checkers look for the class where it says that it is.
+    ForDumpdata.__module__, ForDumpdata.__qualname__ = manager.__module__, manager.__qualname__
     return ForDumpdata()
 
 

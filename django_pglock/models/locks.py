@@ -7,7 +7,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.locks.querysets import AdvisoryLockManager, LeaseManager
-from django_pglock.models.base import OnPostgreSQL, for_dumpdata
+from django_pglock.models.base import OnPostgreSQL, manager_for_dumpdata
 
 
 class AdvisoryLock(models.Model):
@@ -35,7 +35,7 @@ class AdvisoryLock(models.Model):
     client_address = models.TextField(_("client"), null=True)
     query = models.TextField(_("last statement"), null=True)
 
-    for_dumpdata = for_dumpdata(AdvisoryLockManager, is_dumped=False)
+    for_dumpdata = manager_for_dumpdata(AdvisoryLockManager, is_dumped=False)
     objects = AdvisoryLockManager()
 
     class Meta(OnPostgreSQL):
@@ -77,7 +77,7 @@ class Lease(models.Model):
     expires_at = models.DateTimeField(_("expires at"), null=True)
     released_at = models.DateTimeField(_("released at"), null=True)
 
-    for_dumpdata = for_dumpdata(LeaseManager, is_dumped=False)
+    for_dumpdata = manager_for_dumpdata(LeaseManager, is_dumped=False)
     objects = LeaseManager()
 
     class Meta(OnPostgreSQL):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.base import CountsField, OnPostgreSQL, Row, for_dumpdata
+from django_pglock.models.base import CountsField, OnPostgreSQL, Row, manager_for_dumpdata
 from django_pglock.models.managers import NumberManager, QueueManager
 
 
@@ -17,7 +17,7 @@ class Queue(Row):
     paused_by = models.CharField(_("paused by"), max_length=255, blank=True, default="")
     reason = models.TextField(_("reason"), blank=True, default="")
 
-    for_dumpdata = for_dumpdata(QueueManager)
+    for_dumpdata = manager_for_dumpdata(QueueManager)
     objects = QueueManager()
 
     class Meta(OnPostgreSQL):
@@ -41,7 +41,7 @@ class RateLimit(Row):
     arrives_at = models.DateTimeField(_("next token at"))
     opens_at = models.DateTimeField(_("tasks wait until"), null=True)
 
-    for_dumpdata = for_dumpdata()
+    for_dumpdata = manager_for_dumpdata()
     objects = models.Manager()
 
     class Meta(OnPostgreSQL):
@@ -78,7 +78,7 @@ class Number(Row):
     total = models.FloatField()
     buckets = CountsField()
 
-    for_dumpdata = for_dumpdata()
+    for_dumpdata = manager_for_dumpdata()
     objects = NumberManager()
 
     class Meta(OnPostgreSQL):

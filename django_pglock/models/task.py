@@ -7,7 +7,7 @@ from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.base import OnPostgreSQL, Row, for_dumpdata
+from django_pglock.models.base import OnPostgreSQL, Row, manager_for_dumpdata
 from django_pglock.models.managers import TaskManager
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.states import FINISHED, READABLE, TaskStatus, UniqueScope
@@ -80,7 +80,7 @@ class Task(models.Model):
     log = models.TextField(_("log"), null=True, editable=False, help_text=_("Log records of the last attempt."))
     meta = models.JSONField(_("meta"), db_default=models.Value({}, models.JSONField()))
 
-    for_dumpdata = for_dumpdata(TaskManager)
+    for_dumpdata = manager_for_dumpdata(TaskManager)
     objects = TaskManager()
 
     class Meta(OnPostgreSQL):
@@ -224,7 +224,7 @@ class Attempt(Row):
     traceback = models.TextField(_("traceback"))
     log = models.TextField(_("log"), null=True)
 
-    for_dumpdata = for_dumpdata()
+    for_dumpdata = manager_for_dumpdata()
     objects = models.Manager()
 
     class Meta(OnPostgreSQL):
@@ -256,7 +256,7 @@ class Waiter(Row):
     # Null for waits that the end of the awaited task ends.
     has_ended = models.BooleanField(null=True)
 
-    for_dumpdata = for_dumpdata()
+    for_dumpdata = manager_for_dumpdata()
     objects = models.Manager()
 
     class Meta(OnPostgreSQL):

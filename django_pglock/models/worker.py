@@ -6,7 +6,7 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.base import OnPostgreSQL, Row, for_dumpdata
+from django_pglock.models.base import OnPostgreSQL, Row, manager_for_dumpdata
 from django_pglock.models.managers import ScheduleManager, WorkerManager
 from django_pglock.tasks.states import READABLE
 
@@ -42,7 +42,7 @@ class Worker(Row):
     started_at = models.DateTimeField(_("started at"), db_default=Now())
     heartbeat_at = models.DateTimeField(_("heartbeat at"), db_default=Now())
 
-    for_dumpdata = for_dumpdata(WorkerManager, is_dumped=False)
+    for_dumpdata = manager_for_dumpdata(WorkerManager, is_dumped=False)
     objects = WorkerManager()
 
     class Meta(OnPostgreSQL):
@@ -75,7 +75,7 @@ class Schedule(Row):
     last_at = models.DateTimeField(_("last tick"), null=True, help_text=_("The tick that was enqueued last."))
     last_task = models.BigIntegerField(_("last task"), null=True)
 
-    for_dumpdata = for_dumpdata(ScheduleManager)
+    for_dumpdata = manager_for_dumpdata(ScheduleManager)
     objects = ScheduleManager()
 
     class Meta(OnPostgreSQL):
