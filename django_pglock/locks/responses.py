@@ -2,8 +2,8 @@
 
 A response that is streamed, or rendered after the view, keeps the lock of its view. The lock ends with the first of
 these events: the response is closed; the response is garbage-collected because it is not sent (a middleware has
-replaced it or has raised, the client has disconnected); the request ends in this thread; an hour has passed. So a
-response that is never closed does not keep its lock.
+replaced it or has raised, the client has disconnected); the request ends; an hour has passed. So a response that is
+never closed does not keep its lock.
 """
 
 from __future__ import annotations
@@ -157,11 +157,14 @@ def _end_late() -> bool:
     return not _begun
 
 
-# The locks of the current request. Under ASGI, the context that Django's handler opens identifies the request. Under
-# WSGI, a thread has one request after the other. A request may also begin inside another one, for example by Django's
-# test client in a view.
+# The locks of the current request. Under WSGI, a thread has one request after the other. A request may also begin
+# inside another one, for example by Django's test client in a view. Under ASGI, the context that Django's handler opens
+# identifies the request. Sync code of the request, such as a receiver of request_started, has a thread that ends with
+# the request. If a stream raises there, Django sends no request_finished and does not close the response.
 
 _by_context: WeakKeyDictionary[Any, list[ResponseLock]] = WeakKeyDictionary()
+#: The attribute ``until`` is an object that Python deletes at the end of the thread.
+_thread = threading.local()
 #: The locks of a thread's request, and the request inside which it began, in the same form.
 _request: ContextVar[tuple[list[ResponseLock], Any] | None] = ContextVar("django_pglock_request", default=None)
 
@@ -177,8 +180,16 @@ def _of_request() -> list[ResponseLock]:
 
 
 def _begin_request(**kwargs: Any) -> None:
-    if SyncToAsync.thread_sensitive_context.get(None) is None:
+    if (context := SyncToAsync.thread_sensitive_context.get(None)) is None:
         _request.set(([], _request.get()))
+    else:
+        _thread.until = set()
+        finalize(_thread.until, _drop_all, _by_context.setdefault(context, [])).atexit = False
+
+
+def _drop_all(locks: list[ResponseLock]) -> None:
+    for lock in [*locks]:
+        lock.drop()
 
 
 def _end_request(**kwargs: Any) -> None:
@@ -190,8 +201,7 @@ def _end_request(**kwargs: Any) -> None:
         _request.set(outer)
     else:
         return
-    for lock in [*locks]:
-        lock.drop()
+    _drop_all(locks)
 
 
 request_started.connect(_begin_request, dispatch_uid="django_pglock.locks.responses")

@@ -8,9 +8,11 @@ import logging
 from unittest.mock import patch
 
 import pytest
+from django.core.handlers.asgi import ASGIHandler
 from django.db import connection
 from django.http import StreamingHttpResponse
-from django.test import RequestFactory
+from django.test import RequestFactory, override_settings
+from django.urls import path
 
 from django_pglock import lock_view
 from django_pglock.locks import responses
@@ -111,3 +113,49 @@ def test_a_log_handler_that_raises_does_not_keep_the_lock_of_a_response(somebody
             response.close()
     finally:
         logging.getLogger("django_pglock.locks").removeHandler(handler)
+
+
+async def broken():
+    yield b"one"
+    raise ZeroDivisionError
+
+
+@lock_view("a")
+def break_off(request):
+    return StreamingHttpResponse(broken())
+
+
+@lock_view("a")
+async def break_off_async(request):
+    return StreamingHttpResponse(broken())
+
+
+urlpatterns = [path("sync", break_off), path("async", break_off_async), path("good", stream_async)]
+
+
+async def serve(url, refuse=False):
+    """Call Django as an ASGI server does."""
+    scope = {"type": "http", "method": "GET", "path": f"/{url}", "query_string": b""}
+    scope["headers"] = [(b"host", b"testserver")]
+    received = iter([{"type": "http.request"}])
+
+    async def receive():
+        return next(received, None) or await asyncio.Event().wait()
+
+    async def send(message):
+        if refuse and message.get("body"):
+            raise ZeroDivisionError
+
+    await ASGIHandler()(scope, receive, send)
+
+
+@override_settings(ROOT_URLCONF=__name__)
+@pytest.mark.parametrize("call", [("sync",), ("async",), ("good", True)], ids=lambda call: call[0])
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_stream_that_raises_under_asgi_frees_its_lock(somebody, call, eventually):
+    """Django closes neither the response nor the body of the request. The exception keeps the response."""
+    with pytest.raises(ZeroDivisionError) as kept:
+        asyncio.run(serve(*call))
+    eventually(lambda: somebody.can_have("a"))
+    del kept
+    gc.collect()
