@@ -45,6 +45,7 @@ from django_pglock.postgres.connections import (
     has_session_ended,
     in_test_case,
     in_transaction,
+    leave_blocks,
     shut_down_socket,
     transaction_status,
 )
@@ -389,6 +390,7 @@ class OwnTransaction:
             end_session(self._connection)
         else:
             shut_down_socket(self._connection)
+            leave_blocks(self._connection)
 
     def _is_over(self) -> bool:
         connection = self._connection

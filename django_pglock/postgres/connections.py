@@ -277,9 +277,14 @@ def end_session(connection: DatabaseWrapper) -> None:
     raw: Any = connection.connection
     if raw is not None:
         raw.pgconn.finish()
+    leave_blocks(connection)
+    connection.close()
+
+
+def leave_blocks(connection: DatabaseWrapper) -> None:
+    """Make Django leave all blocks of ``atomic()``, whose session has ended. Otherwise it would never open another."""
     connection.in_atomic_block = False
     connection.atomic_blocks = []
-    connection.close()
 
 
 # Whether a session leads to a standby, or may only read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from django.db import DatabaseError, IntegrityError, connection, connections
+from django.db import DatabaseError, IntegrityError, close_old_connections, connection, connections
 
 from django_pglock import LockLost, lock
 from tests.db.locks.sessions import advisory_rows, execute
@@ -57,6 +57,9 @@ def test_the_session_of_an_own_transaction_ends_where_another_thread_drops_it(ev
         with pytest.raises(DatabaseError):
             while True:
                 execute("SELECT repeat('x', 100000) FROM generate_series(1, 5)")
+        # As at the end of a request. Before, Django stayed in the block, and each later statement failed.
+        close_old_connections()
+        execute("SELECT 1")
         dropped.set()
         connections.close_all()
 
