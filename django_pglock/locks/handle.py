@@ -316,7 +316,10 @@ class Handle(BaseHandle):
 
     def _release_transaction_lock(self, error: BaseException | None) -> None:
         raw, own = self._raw, self._own_transaction
-        if self.request.max_hold is not None and raw is self._connection.connection and has_ended(raw):
+        if raw is not self._connection.connection or raw.closed:
+            # Django does not COMMIT then, and raises no error.
+            self._report_lost("its connection was closed", error)
+        elif self.request.max_hold is not None and has_ended(raw):
             # COMMIT would fail, too. Its error, of the server or of a pooler, does not name the lock.
             self._report_lost("its session has ended", error)
         if own is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
-from django.db import connection, connections, transaction
+from django.db import close_old_connections, connection, connections, transaction
 from django.http import HttpResponse
 from django.test import Client, override_settings
 from django.urls import path
@@ -38,6 +40,17 @@ def test_a_connection_that_is_closed_or_made_anew_in_the_body_is_noticed(somebod
     with pytest.raises(LockLost, match="closed"), lock("a"):
         close()
     eventually(lambda: somebody.can_have("a"))
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("close", [lambda: connection.close(), close_old_connections])
+def test_a_connection_that_is_closed_in_the_transaction_of_a_lock_is_noticed(somebody, close, own, eventually):
+    """Django's ``atomic()`` drops the changes, and raises no error."""
+    block = nullcontext() if own else transaction.atomic()
+    with pytest.raises(LockLost, match="closed"), block, lock("a", scope="transaction"):
+        close()
+    eventually(lambda: somebody.can_have("a"))
+    assert not connection.in_atomic_block
 
 
 # ATOMIC_REQUESTS
