@@ -10,7 +10,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark, needs, record
+from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, filter_of, mark, needs, record
 from django_pglock.models import AdvisoryLock, Lease
 
 
@@ -69,15 +69,6 @@ def free(model_admin: Any, request: HttpRequest, queryset: Any) -> None:
     (messages.success if count else messages.warning)(request, text % {"count": count})
 
 
-class IsHeld(OneChoiceFilter):
-    """Filter: only leases that are held."""
-
-    title = _("state")
-    parameter_name = "held"
-    choice = ("1", _("held"))
-    method = "held"
-
-
 @admin.register(Lease)
 class LeaseAdmin(ReadOnlyAdmin):
     """The list of leases, the latest acquired first, and the page of one lease.
@@ -87,7 +78,7 @@ class LeaseAdmin(ReadOnlyAdmin):
     """
 
     list_display = ["name", "state", "owner", "token", "ttl", "acquired_at", "renewed_at", "expires"]
-    list_filter = [IsHeld]
+    list_filter = [filter_of(OneChoiceFilter, "held", _("state"), choice=("1", _("held")), method="held")]
     search_fields = ["name", "owner"]
     ordering = ["-acquired_at"]
     sortable_by = ()

@@ -182,6 +182,12 @@ class OneChoiceFilter(admin.SimpleListFilter):
         return getattr(queryset, self.method)() if self.value() == self.choice[0] else queryset
 
 
+def filter_of(base: Any, parameter: str, title: Any, **attributes: Any) -> Any:
+    """Return a filter of a list: a class with these attributes. Functions do not become methods."""
+    values = {name: staticmethod(each) if callable(each) else each for name, each in attributes.items()}
+    return type(f"{parameter.title()}Filter", (base,), {"parameter_name": parameter, "title": title, **values})
+
+
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """A list page and a row page without editable fields. Actions and buttons change rows by guarded verbs."""
 

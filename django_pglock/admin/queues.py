@@ -10,7 +10,16 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, admin_action, elapsed, mark, needs, record
+from django_pglock.admin.pages import (
+    OneChoiceFilter,
+    ReadOnlyAdmin,
+    admin_action,
+    elapsed,
+    filter_of,
+    mark,
+    needs,
+    record,
+)
 from django_pglock.admin.task_list import queues_of_the_code
 from django_pglock.models import Queue
 from django_pglock.store.numbers import queues_without_row
@@ -34,21 +43,12 @@ VERBS = {
 }
 
 
-class IsPaused(OneChoiceFilter):
-    """Filter: only paused queues."""
-
-    title = _("state")
-    parameter_name = "paused"
-    choice = ("1", _("paused"))
-    method = "paused"
-
-
 @admin.register(Queue)
 class QueueAdmin(ReadOnlyAdmin):
     """The queues that have been paused at least once, and below them all others."""
 
     list_display = ["name", "state", "since", "paused_by", "reason"]
-    list_filter = [IsPaused]
+    list_filter = [filter_of(OneChoiceFilter, "paused", _("state"), choice=("1", _("paused")), method="paused")]
     search_fields = ["name"]
     ordering = ["name"]
     sortable_by = ()

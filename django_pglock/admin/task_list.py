@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import reduce
+from functools import partial, reduce
 from itertools import islice
 from operator import or_
 from typing import Any
@@ -32,7 +32,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.admin.pages import AtLeast, CappedChangeList, OneChoiceFilter, record
+from django_pglock.admin.pages import AtLeast, CappedChangeList, OneChoiceFilter, filter_of, record
 from django_pglock.admin.task_page import last_failures
 from django_pglock.conf import redact_hook
 from django_pglock.models import Task, Worker
@@ -115,7 +115,10 @@ class Reading:
     def ids(self, using: str) -> dict[str, int]:
         """Return conditions on the ids of the chosen time. Asks once."""
         if self._ids is None:
-            since, before = self._moment("since", -ORDER_TOLERANCE), self._moment("before", ORDER_TOLERANCE)
+            shifts = {"since": -ORDER_TOLERANCE, "before": ORDER_TOLERANCE}
+            since, before = (
+                moment_in(self.chosen[name], shift) if name in self.chosen else None for name, shift in shifts.items()
+            )
             self._ids = ids_between(using, since, before) if since or before else {}
         return self._ids
 
@@ -127,9 +130,6 @@ class Reading:
         if self.index.order == BY_STATUS:
             tasks = in_status(tasks, self.status)
         return search_end(tasks, most=MOST_SEARCHED)
-
-    def _moment(self, name: str, shift: timedelta) -> datetime | None:
-        return moment_in(self.chosen[name], shift) if name in self.chosen else None
 
 
 def queues_of_the_code() -> set[str]:
@@ -152,6 +152,12 @@ class TypedFilter(admin.SimpleListFilter):
     suggestions: Callable[[], Iterable[str]] = staticmethod(tuple)
     #: The status that all tasks of the filter have.
     status = ""
+    #: Returns the rows with the value; None: the parameter is the name of the column.
+    matching: Callable[[Reading, Any, str], Any] | None = None
+    #: Whether the values may be redacted. With a filter a user could guess a hidden value. So the filter never finds
+    #: tasks of which anything is redacted. It is refused if ``REDACT`` is set, because ``REDACT`` decides only when a
+    #: value is shown.
+    is_guarded = False
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         """Return none: the form takes any value."""
@@ -173,11 +179,17 @@ class TypedFilter(admin.SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         """Keep the rows with the value, if one was typed."""
         value = (self.value() or "").strip()
-        return self.matching(request, queryset, value) if value else queryset
-
-    def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
-        """Keep the rows with the value."""
-        return queryset.filter(**{str(self.parameter_name): value})
+        if not value:
+            return queryset
+        if self.is_guarded:
+            if redact_hook() is not None:
+                text = gettext("This list cannot be filtered by %(what)s, because REDACT may hide them.")
+                messages.warning(request, text % {"what": self.title})
+                return queryset.none()
+            queryset = queryset.exclude(meta__has_key="redact").exclude(task_path__in=redacting_paths())
+        if self.matching is None:
+            return queryset.filter(**{str(self.parameter_name): value})
+        return self.matching(Reading.of(request), queryset, value)
 
 
 class StatusFilter(admin.ChoicesFieldListFilter):
@@ -189,151 +201,63 @@ class StatusFilter(admin.ChoicesFieldListFilter):
         return Reading.of(request).in_status(queryset, status) if status else super().queryset(request, queryset)
 
 
-class StuckFilter(OneChoiceFilter):
-    """Filter for tasks that need attention: running tasks whose worker is dead."""
-
-    title = _("attention")
-    parameter_name = "attention"
-    choice = ("stuck", _("Stuck: worker is dead"))
-    method = "stuck"
-    status = TaskStatus.RUNNING.value
+def _by_exception(reading: Reading, rows: Any, value: str) -> Any:
+    """Keep the failed tasks whose last attempt ended with the exception."""
+    return last_ended_by(reading.in_status(rows, TaskStatus.FAILED.value), value)
 
 
-class QueueFilter(TypedFilter):
-    """Filter by queue; suggests the queues of the settings and of the functions. The page of queues lists all."""
-
-    title = _("queue")
-    parameter_name = "queue"
-    suggestions = staticmethod(queues_of_the_code)
+def _by_moment(time: str, id_: str) -> Callable[[Reading, Any, str], Any]:
+    """Keep the rows on one side of a moment. Ids grow with the time of the enqueue, so ids, which have an index, do."""
+    return lambda reading, rows, value: rows.filter(**{time: moment_in(value), id_: reading.ids(rows.db)[id_]})
 
 
-class TaskPathFilter(TypedFilter):
-    """Filter by task function; suggests the functions that are registered in this process, and imports nothing."""
-
-    title = _("task function")
-    parameter_name = "task_path"
-    suggestions = staticmethod(registry.known_paths)
-
-
-class ExceptionFilter(TypedFilter):
-    """Filter: failed tasks by the exception of their last attempt."""
-
-    title = _("exception")
-    parameter_name = "exception"
-    placeholder = "builtins.ValueError"
-    status = TaskStatus.FAILED.value
-
-    def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
-        """Keep the failed tasks with the exception."""
-        return last_ended_by(Reading.of(request).in_status(queryset, self.status), value)
+def _by_worker(reading: Reading, rows: Any, value: str) -> Any:
+    """Keep the rows of the worker of this id or, while its row exists, of this name."""
+    try:
+        return rows.filter(worker=UUID(value))
+    except ValueError:
+        known = Worker.objects.using(rows.db).filter(name=value).values_list("pk", flat=True)
+        # Read before: with a join the server might read all tasks.
+        return rows.filter(worker__in=list(known))
 
 
-class SinceFilter(TypedFilter):
-    """Filter: tasks enqueued at a moment or later. Ids grow with that time, so it limits ids, which have an index."""
-
-    title = _("time: enqueued since")
-    parameter_name = "since"
-    input_type = "datetime-local"
-    #: The lookups of the time and of the id.
-    by = ("enqueued_at__gte", "pk__gt")
-
-    def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
-        """Keep the rows on one side of the moment."""
-        time, id_ = self.by
-        ids = Reading.of(request).ids(queryset.db)
-        return queryset.filter(**{time: moment_in(value), id_: ids[id_]})
+def _by_key(reading: Reading, rows: Any, value: str) -> Any:
+    """Keep unfinished tasks with the key, for which there is an index; finished ones if their status is chosen."""
+    rows = rows.filter(lock_key=value)
+    return rows if reading.status in FINISHED else rows.filter(finished_at__isnull=True)
 
 
-class BeforeFilter(SinceFilter):
-    """Filter: tasks enqueued before a moment."""
-
-    title = _("time: enqueued before")
-    parameter_name = "before"
-    by = ("enqueued_at__lt", "pk__lt")
-
-
-class WorkerFilter(TypedFilter):
-    """Filter by worker: its name, while its row exists, or its id."""
-
-    title = _("worker")
-    parameter_name = "worker"
-
-    def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
-        """Keep the rows of the worker."""
-        try:
-            return queryset.filter(worker=UUID(value))
-        except ValueError:
-            known = Worker.objects.using(queryset.db).filter(name=value).values_list("pk", flat=True)
-            # Read before: with a join the server might read all tasks.
-            return queryset.filter(worker__in=list(known))
+def _by_argument(reading: Reading, rows: Any, value: str) -> Any:
+    """Keep the rows with the keyword argument or, if a function is chosen, with the positional argument."""
+    name, values = _pair(value)
+    definition = registry.find(reading.chosen.get("task_path", ""))
+    names = positional_names(definition, 1) if definition is not None else []
+    matches = _has("kwargs__contains", [{name: each} for each in values])
+    return rows.filter(matches | _has(f"args__{names.index(name)}", values) if name in names else matches)
 
 
-class GuardedFilter(TypedFilter):
-    """A filter by values that may be redacted.
-
-    With a filter a user could guess a hidden value. So the filter never finds tasks of which anything is redacted. The
-    filter is refused if ``REDACT`` is set, because ``REDACT`` decides only when a value is shown.
-    """
-
-    def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
-        """Keep the rows that match and of which nothing is redacted."""
-        if redact_hook() is not None:
-            text = gettext("This list cannot be filtered by %(what)s, because REDACT may hide them.")
-            messages.warning(request, text % {"what": self.title})
-            return queryset.none()
-        open_rows = queryset.exclude(meta__has_key="redact").exclude(task_path__in=redacting_paths())
-        return open_rows.filter(self.condition(Reading.of(request), value))
-
-    def condition(self, reading: Reading, value: str) -> Q:
-        """Return the condition of the rows that match."""
-        raise NotImplementedError
+def _by_metadata(reading: Reading, rows: Any, value: str) -> Any:
+    name, values = _pair(value)
+    return rows.filter(_has("meta__contains", [{name: each} for each in values]))
 
 
-class KeyFilter(GuardedFilter):
-    """Filter by lock key: unfinished tasks, for which there is an index; finished ones if their status is chosen."""
-
-    title = _("lock key")
-    parameter_name = "key"
-
-    def condition(self, reading: Reading, value: str) -> Q:
-        """Return the condition of the rows with the key."""
-        has_key = Q(lock_key=value)
-        return has_key if reading.status in FINISHED else has_key & Q(finished_at__isnull=True)
-
-
-class ArgumentFilter(GuardedFilter):
-    """Filter by one argument, such as ``order_id=7``."""
-
-    title = _("arguments")
-    parameter_name = "argument"
-    placeholder = "order_id=7"
-
-    def condition(self, reading: Reading, value: str) -> Q:
-        """Return the condition of the keyword argument or, if a function is chosen, of the positional argument."""
-        name, values = _pair(value)
-        definition = registry.find(reading.chosen.get("task_path", ""))
-        names = positional_names(definition, 1) if definition is not None else []
-        matches = _has("kwargs__contains", [{name: each} for each in values])
-        return matches | _has(f"args__{names.index(name)}", values) if name in names else matches
-
-
-class MetadataFilter(GuardedFilter):
-    """Filter by one item of the metadata, such as ``tenant=acme``."""
-
-    title = _("metadata")
-    parameter_name = "metadata"
-    placeholder = "tenant=acme"
-
-    def condition(self, reading: Reading, value: str) -> Q:
-        """Return the condition of the rows whose metadata contain the item."""
-        name, values = _pair(value)
-        return _has("meta__contains", [{name: each} for each in values])
-
-
-#: The filters of the list, in the order of the page. The page begins with that of the status.
+_typed = partial(filter_of, TypedFilter)
+_STUCK, _FAILED, _MOMENT = ("stuck", _("Stuck: worker is dead")), TaskStatus.FAILED.value, "datetime-local"
+#: The filters of the list, in the order of the page. The page begins with that of the status. Suggested are the queues
+#: and functions that this process knows; the page of queues lists all.
 FILTERS: tuple[Any, ...] = (
-    *(StuckFilter, QueueFilter, TaskPathFilter, ExceptionFilter, SinceFilter, BeforeFilter),
-    *(WorkerFilter, KeyFilter, ArgumentFilter, MetadataFilter),
+    filter_of(
+        OneChoiceFilter, "attention", _("attention"), choice=_STUCK, method="stuck", status=TaskStatus.RUNNING.value
+    ),
+    _typed("queue", _("queue"), suggestions=queues_of_the_code),
+    _typed("task_path", _("task function"), suggestions=registry.known_paths),
+    _typed("exception", _("exception"), placeholder="builtins.ValueError", status=_FAILED, matching=_by_exception),
+    _typed("since", _("time: enqueued since"), input_type=_MOMENT, matching=_by_moment("enqueued_at__gte", "pk__gt")),
+    _typed("before", _("time: enqueued before"), input_type=_MOMENT, matching=_by_moment("enqueued_at__lt", "pk__lt")),
+    _typed("worker", _("worker"), matching=_by_worker),
+    _typed("key", _("lock key"), matching=_by_key, is_guarded=True),
+    _typed("argument", _("arguments"), placeholder="order_id=7", matching=_by_argument, is_guarded=True),
+    _typed("metadata", _("metadata"), placeholder="tenant=acme", matching=_by_metadata, is_guarded=True),
 )
 
 
