@@ -51,6 +51,7 @@ WHERE id = (
     WHERE id = %s AND attempts = %s AND worker = %s
       AND NOT stack ? 'answered_at' AND stack -> 'attempt' = to_jsonb(attempts)
     FOR NO KEY UPDATE SKIP LOCKED)
+RETURNING id
 """
 
 STACK = """

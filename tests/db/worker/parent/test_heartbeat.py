@@ -305,7 +305,7 @@ def test_requests_come_with_a_notification_and_with_each_beat(beating, beat_once
     assert eventually(lambda: heartbeat.workers.requests) == [(worker, {"cancel": [[task.pk, 1]]})]
 
 
-def test_a_stack_is_requested_and_answered(beating, eventually):
+def test_a_stack_is_requested_and_answered(beating, beat_once, eventually, caplog):
     heartbeat = beating()
     [worker] = heartbeat.workers.ids
     task = run_for(worker)
@@ -314,6 +314,8 @@ def test_a_stack_is_requested_and_answered(beating, eventually):
     heartbeat.answer_stack(worker, task.pk, 1, "line 1\nline 2 % ' \\")
     answer = eventually(lambda: Task.objects.values_list("stack__text", flat=True).get())
     assert answer == "line 1\nline 2 % ' \\"
+    beat_once(heartbeat)
+    assert "was refused" not in caplog.text
 
 
 def test_beats_are_written_while_the_table_of_tasks_is_locked(beating, beat_once, eventually):
