@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from django_pglock.error_reading import describe_exception, function_of, message_of
+from django_pglock.error_reading import class_path_of, describe_exception, function_of, message_of
 from django_pglock.tasks.states import TaskStatus
 
 
@@ -158,6 +158,18 @@ _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
 #: The first frames of each traceback belong to this package. They are removed: a reader does not need them, and the
 #: variables of a frame that still runs cannot be cleared.
 _OWN_FRAMES = "django_pglock.worker."
+
+
+def readable(error: BaseException) -> BaseException:
+    """Return an exception of users' code. If its attributes raise, return another exception, which names its class."""
+    try:
+        for each in _chain_of(error):
+            # This reads an attribute, too.
+            isinstance(each.with_traceback(each.__traceback__), OSError)
+    except BaseException as broken:  # noqa: BLE001 - the code of the project
+        why = f"{class_path_of(error)} cannot be read: its attributes raise {type(broken).__qualname__}."
+        return TypeError(why).with_traceback(broken.__traceback__)
+    return error
 
 
 def _chain_of(error: BaseException | None) -> Iterator[BaseException]:

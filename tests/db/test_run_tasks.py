@@ -275,15 +275,15 @@ def test_an_atomic_task_and_its_outcome_are_one():
 
 
 @both
-@pytest.mark.parametrize(("is_atomic", "kept"), [(True, []), (False, [1])])
-def test_a_task_that_has_lost_its_row_has_no_outcome(is_atomic, kept):
+@pytest.mark.parametrize(("is_atomic", "outcome", "kept"), [(True, "failed", []), (False, "lost", [1])])
+def test_a_task_that_deletes_its_row_has_no_outcome_unless_this_is_rolled_back(is_atomic, outcome, kept):
     @local(atomic=is_atomic)
     def loses():
         write.func(1)
         Task.objects.all().delete()
 
     loses.enqueue()
-    assert outcomes(run_tasks()) == ["lost"]
+    assert outcomes(run_tasks()) == [outcome]
     assert numbers() == kept
 
 

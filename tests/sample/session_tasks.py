@@ -15,6 +15,7 @@ from django.db import DatabaseError, connection, connections, transaction
 from psycopg.pq import TransactionStatus
 
 from django_pglock import TaskContext, task
+from django_pglock.models import Task
 from django_pglock.postgres.connections import has_ended
 from django_pglock.postgres.sessions import dedicated_connection
 from tests.sample.models import Effect
@@ -187,6 +188,43 @@ def close_after_idle():
 def transaction_for_too_long():
     select("SET LOCAL transaction_timeout = 50")
     time.sleep(0.4)
+
+
+def replace_session():
+    LEFT.append(connection.connection.close)
+    connections["default"] = connections.create_connection("default")
+
+
+def forget_session():
+    LEFT.append(connection.connection.close)
+    connection.connection = None
+
+
+def leave_block_open():
+    transaction.atomic().__enter__()
+
+
+def leave_copy_open():
+    copy = connection.connection.cursor().copy("COPY (SELECT generate_series(1, 100000)) TO STDOUT")
+    copy.__enter__()
+    LEFT.extend([connection.connection.close, lambda: copy.__exit__(None, None, None)])
+
+
+def leave_copy_open_and_fail():
+    leave_copy_open()
+    raise DatabaseError("after COPY")
+
+
+def hide_table():
+    select(f"CREATE TEMPORARY TABLE {Task._meta.db_table} (LIKE {Task._meta.db_table} INCLUDING ALL)")
+
+
+def remove_row():
+    select(f"DELETE FROM {Task._meta.db_table} WHERE status = 'RUNNING'")
+
+
+#: Ends what functions have left open, after the test.
+LEFT: list = []
 
 
 @task(atomic=True, max_attempts=2, backoff=0)

@@ -221,6 +221,31 @@ class Answer(Exception):
         return 0
 
 
+class Closed(Exception):
+    """Reads each attribute from a connection that is closed, as a proxy for an exception of another process may do."""
+
+    def __getattribute__(self, name):
+        raise ConnectionError(name)
+
+
+@task
+def raise_closed():
+    raise Closed
+
+
+@task(atomic=True)
+def raise_closed_atomically():
+    raise Closed
+
+
+@task
+async def raise_after_closed_in_coroutine():
+    try:
+        raise Closed
+    except Closed:
+        raise KeyError("key")  # noqa: B904 - this chain is the case
+
+
 @task
 def raise_answer():
     raise RuntimeError("the service is down") from Answer("busy")

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseFailure
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.transaction import TransactionManagementError
 from psycopg import Error as PsycopgError
 
@@ -36,7 +36,14 @@ from django_pglock.errors import (
     TooManySnoozes,
 )
 from django_pglock.loggers import WORKER, RateOfRecords, get_logger
-from django_pglock.postgres.connections import connection_for, end_session, is_read_only, sqlstates_of
+from django_pglock.postgres.connections import (
+    connection_for,
+    end_session,
+    has_statement_in_progress,
+    is_read_only,
+    shut_down_socket,
+    sqlstates_of,
+)
 from django_pglock.postgres.stopping import current_attempt
 from django_pglock.store.attempts import attempts_before
 from django_pglock.store.outcome import (
@@ -49,6 +56,7 @@ from django_pglock.store.outcome import (
     Retried,
     Snoozed,
     Succeeded,
+    readable,
 )
 from django_pglock.store.rescue import LONGEST_PAUSE, interrupted
 from django_pglock.store.settle import SettleRefused, settle_and_commit, takes_success
@@ -519,8 +527,16 @@ TOO_FEW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 #: an operator's intervention, its files.
 PASSING = ("08", "53", "55", "57", "58")
 HAS_CLOSED = (
-    "This atomic task has closed its database connection, and so its transaction was rolled back. Do not call "
-    "connection.close() or connections.close_all() in an atomic function; the worker renews its connections."
+    "This atomic task has closed or replaced its database connection, and so its transaction was rolled back. Do not "
+    "call connection.close() or connections.close_all() in an atomic function; the worker renews its connections."
+)
+HAS_LEFT_OPEN = (
+    "This atomic task has left a block of atomic() open, or its connection in use, as by COPY or stream(), and so its "
+    "transaction was rolled back. End both before the function returns."
+)
+HAS_HIDDEN = (
+    "This atomic task has hidden or removed its own row, as by a search_path or a temporary table, and so its "
+    "transaction was rolled back."
 )
 #: For claims that cannot begin. During an outage each thread tries again and again.
 cannot_begin = RateOfRecords(60.0)
@@ -572,8 +588,8 @@ def run(attempt: Attempt, runner: Any) -> EndedClaim:
         with attempt:
             value = attempt.call()
         outcome: Outcome = attempt.success(value)
-    except BaseException as error:  # noqa: BLE001 - see above
-        outcome = _failure_here(attempt, error)
+    except BaseException as raised:  # noqa: BLE001 - see above
+        outcome = _failure_here(attempt, readable(raised))
     return attempt.ended(outcome)
 
 
@@ -585,7 +601,8 @@ async def run_async(attempt: Attempt, runner: Any) -> EndedClaim:
         with attempt:
             value = await attempt.call()
         outcome: Outcome = attempt.success(value)
-    except BaseException as error:  # noqa: BLE001 - see above
+    except BaseException as raised:  # noqa: BLE001 - see above
+        error = readable(raised)
         if is_read_only(error):
             # In the thread in which Django's ORM runs for coroutines: that has their sessions.
             attempt.has_met_standby = await sync_to_async(leave_read_only_sessions)(attempt.using)
@@ -600,14 +617,15 @@ def _run_atomic(attempt: Attempt) -> EndedClaim:
     the claim, everything is rolled back.
     """
     claim = attempt.claim
-    has_begun = has_returned = has_closed = False
+    has_begun = has_returned = False
+    fault: str | None = None
     commits: list[bool] = []
     try:
         connection = connection_for(attempt.using)
         connection.ensure_connection()
-        session: Any = connection.connection
         with transaction.atomic(using=attempt.using, durable=True):
-            has_begun = True
+            session: Any = connection.connection
+            has_begun, blocks = True, len(connection.atomic_blocks)
             # Registered first, so it is called whatever the hooks of the function do.
             transaction.on_commit(partial(commits.append, True), using=attempt.using)
             try:
@@ -615,14 +633,15 @@ def _run_atomic(attempt: Attempt) -> EndedClaim:
                     value = attempt.call()
                 outcome = attempt.success(value)
             finally:
-                # A session that the server has ended, or this package, is broken.
-                has_closed = not session.broken and bool(connection.closed_in_transaction or session.closed)
+                fault = _fault_in(connection, session, blocks)
+            _refuse(fault)
             has_returned = True
             successes = [(each, outcome) for each in attempt.claims]
             settle_and_commit(attempt.using, successes, wait_for_disk=attempt.definition.wait_for_disk)
     except ClaimLost:
-        return attempt.ended(None)
-    except BaseException as error:
+        return attempt.ended(_outcome_without_row(attempt, connection))
+    except BaseException as raised:
+        error = readable(raised)
         if commits:
             logger.exception(
                 "An on_commit hook of %s failed after its commit. The task has succeeded.",
@@ -634,11 +653,11 @@ def _run_atomic(attempt: Attempt) -> EndedClaim:
             return attempt.ended(_outcome_around(claim, attempt.using, error, has_begun=False))
         if not has_returned and not isinstance(error, DatabaseFailure):
             return attempt.ended(_failure_here(attempt, error))
-        if has_closed:
+        if fault is not None:
             # A repetition would end in the same way each time, so it has to count as an attempt.
-            fault = TransactionManagementError(HAS_CLOSED)
-            fault.__cause__ = error
-            return attempt.ended(attempt.failure(fault))
+            counted = TransactionManagementError(fault)
+            counted.__cause__ = None if error.args == counted.args else error
+            return attempt.ended(attempt.failure(counted))
         if session.closed:
             # The connection is lost, and perhaps the COMMIT arrived. The guard of the next settle finds out. If nobody
             # else has ended the session, the function may have, by an idle transaction for example.
@@ -646,6 +665,34 @@ def _run_atomic(attempt: Attempt) -> EndedClaim:
             return attempt.ended(interrupted(claim, error, is_suspect=is_suspect))
         return attempt.ended(_refused(attempt, error) if has_returned else _failure_here(attempt, error))
     return attempt.ended(outcome, is_settled=True)
+
+
+def _refuse(fault: str | None) -> None:
+    if fault is not None:
+        raise TransactionManagementError(fault)
+
+
+def _outcome_without_row(attempt: Attempt, connection: Any) -> Outcome | None:
+    """Return the outcome of an atomic function whose transaction did not see its claim; None: the claim is lost."""
+    if not connection.in_atomic_block:
+        # The settings of the session may hide the row. In a ``TestCase`` its end would end the test.
+        end_session(connection)
+    is_ours = takes_success(attempt.using, attempt.claim)
+    return attempt.failure(TransactionManagementError(HAS_HIDDEN)) if is_ours else None
+
+
+def _fault_in(connection: Any, session: Any, blocks: int) -> str | None:
+    """Return why the transaction in which an atomic function was called is not the current one any more."""
+    is_current = connections[connection.alias] is connection and connection.connection is session
+    # A session that the server has ended, or this package, is broken.
+    if not session.broken and (connection.closed_in_transaction or session.closed or not is_current):
+        return HAS_CLOSED
+    if has_statement_in_progress(connection):
+        # A suspended generator holds psycopg's lock, and a ROLLBACK would wait for it forever.
+        shut_down_socket(connection)
+        connection.closed_in_transaction = True
+        return HAS_LEFT_OPEN
+    return HAS_LEFT_OPEN if len(connection.atomic_blocks) > blocks else None
 
 
 def _is_passing(error: BaseException) -> bool:

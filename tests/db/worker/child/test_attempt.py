@@ -76,6 +76,9 @@ def test_unusual_exceptions_are_stored_as_failures(worker, finished, caplog):
         (tasks.raise_answer, "builtins.RuntimeError"),
         (tasks.raise_answer_atomically, "tests.sample.tasks.Answer"),
         (tasks.raise_answer_in_coroutine, "tests.sample.tasks.Answer"),
+        (tasks.raise_closed, "builtins.TypeError"),
+        (tasks.raise_closed_atomically, "builtins.TypeError"),
+        (tasks.raise_after_closed_in_coroutine, "builtins.TypeError"),
         (tasks.raise_ring, "builtins.KeyError"),
         (tasks.raise_ring_in_coroutine, "builtins.KeyError"),
     ):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
+import psycopg
 import pytest
 from django.db import OperationalError, connection
 from django.db.models.functions import Now
@@ -72,9 +74,40 @@ def test_an_atomic_task_that_closes_its_session_uses_up_its_attempts(worker, fin
         assert (row.attempts, row.retries) == (2, 1), how
         rows = list(AttemptRow.objects.filter(task_id=result.id))
         assert [each.outcome for each in rows] == ["FAILED", "FAILED"], how
-        assert all("has closed its database connection" in each.traceback for each in rows), how
+        assert all("has closed or replaced its database connection" in each.traceback for each in rows), how
         assert finished(session_tasks.write.enqueue()).status == TaskResultStatus.SUCCESSFUL, how
         assert list(Effect.objects.values_list("name", flat=True)) == ["atomic"] * number, how
+
+
+@pytest.fixture
+def what_is_left():
+    yield
+    while session_tasks.LEFT:
+        with suppress(psycopg.Error):
+            session_tasks.LEFT.pop()()
+
+
+@pytest.mark.usefixtures("what_is_left")
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("replace_session", "has closed or replaced its database connection"),
+        ("forget_session", "has closed or replaced its database connection"),
+        ("leave_block_open", "has left a block of atomic() open"),
+        ("leave_copy_open", "its connection in use"),
+        ("leave_copy_open_and_fail", "its connection in use"),
+        ("hide_table", "has hidden or removed its own row"),
+        ("remove_row", "has hidden or removed its own row"),
+    ],
+)
+def test_an_atomic_task_that_has_left_its_transaction_uses_up_its_attempts(worker, finished, how, why):
+    """Before, it succeeded without its effects, ran without end, or its thread waited for itself forever."""
+    worker(threads=1)
+    result = finished(session_tasks.end_session_by.enqueue(how))
+    assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 2)
+    assert why in result.errors[-1].traceback
+    assert not Effect.objects.exists()
+    assert finished(session_tasks.write.enqueue()).status == TaskResultStatus.SUCCESSFUL
 
 
 @pytest.mark.parametrize(
