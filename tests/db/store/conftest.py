@@ -9,6 +9,7 @@ from django_pglock.models import Waiter
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import await_end
 from tests.db.store.waiting import listener_threads, sessions
+from tests.sample.models import Letter
 
 
 @pytest.fixture
@@ -37,3 +38,8 @@ def nothing_is_left(eventually):
     eventually(lambda: not Waiter.objects.exists(), why="rows are left")
     eventually(lambda: not listener_threads(), why="a thread is left")
     assert not await_end._listeners
+
+
+@pytest.fixture
+def letters():
+    return Letter.objects.bulk_create(Letter(text=f"letter {n}", urgency=n % 3) for n in range(10))

@@ -10,14 +10,10 @@ from django.db.models import BooleanField
 from django.db.models.expressions import RawSQL
 from django.test.utils import CaptureQueriesContext
 
+from tests.db.store.test_marking import Replica
 from tests.sample.models import Express, Letter, Sender
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def letters():
-    return Letter.objects.bulk_create(Letter(text=f"letter {n}", urgency=n % 3) for n in range(10))
 
 
 @pytest.mark.django_db(transaction=True)
@@ -149,7 +145,7 @@ def test_a_lost_session_does_not_mark_a_row_as_failed(letters):
 @pytest.mark.django_db(transaction=True)
 def test_a_pass_works_in_the_database_for_writing(letters, settings):
     """A router may send reads to a replica."""
-    settings.DATABASE_ROUTERS = [ReadsElsewhere()]
+    settings.DATABASE_ROUTERS = [Replica()]
 
     def fail(letter):
         raise ZeroDivisionError
@@ -157,14 +153,6 @@ def test_a_pass_works_in_the_database_for_writing(letters, settings):
     assert Letter.objects.filter(status="new").claim_each(3, fail, failed={"status": "failed"}) == 3
     settings.DATABASE_ROUTERS = []
     assert Letter.objects.filter(status="failed").count() == 3
-
-
-class ReadsElsewhere:
-    def db_for_read(self, model, **hints):
-        return "a replica"
-
-    def db_for_write(self, model, **hints):
-        return "default"
 
 
 def test_a_function_may_delete_its_row_or_copy_it(letters):

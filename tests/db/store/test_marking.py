@@ -24,11 +24,6 @@ TAKEN = Parcel.Status.TAKEN
 
 
 @pytest.fixture
-def letters():
-    return Letter.objects.bulk_create(Letter(text=f"letter {n}", urgency=n % 3) for n in range(10))
-
-
-@pytest.fixture
 def parcels():
     """Return ten free parcels of one sender."""
     sender = Sender.objects.create(name="a shop")

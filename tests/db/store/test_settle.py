@@ -26,7 +26,7 @@ from django_pglock.store.outcome import (
 from django_pglock.store.settle import finish_dates, locked_by_others, settle, settle_and_commit, settle_unobserved
 from django_pglock.tasks.states import TaskStatus
 from tests.db.store.endings import FAILURE
-from tests.db.store.workers import beat
+from tests.db.store.workers import register
 from tests.sample import tasks
 from tests.sql import execute_sql
 
@@ -213,8 +213,7 @@ def test_an_attempt_keeps_the_name_of_its_worker_and_its_log(claim, kept):
     tasks.nothing.enqueue()
     [mine] = claim()
     if any(kept):
-        about = {"hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
-        beat("default", mine.worker, name="mail-1", **about)
+        register(mine.worker, name="mail-1")
         mine.log = "a"
     settle_one(mine, Failed(FAILURE))
     assert Attempt.objects.values_list("worker", "worker_name", "log").get() == (mine.worker, *kept)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from copy import copy
 from datetime import timedelta
 from unittest import mock
 
@@ -284,17 +283,6 @@ def test_retry_of_equal_unique_tasks_retries_only_the_last_one(claim, monkeypatc
     assert Task.objects.all().retry() == 1
     assert statuses() == ["FAILED", "READY"]
     assert Task.objects.all().retry() == 0
-
-
-def cancelled(task, count):
-    """Return the ids of cancelled tasks of one unique key. The others are copies of the first one."""
-    task.enqueue(1)
-    assert Task.objects.cancel() == 1
-    first = Task.objects.latest("id")
-    others = [copy(first) for _ in range(count - 1)]
-    for each in others:
-        each.pk = None
-    return [first.pk, *(each.pk for each in Task.objects.bulk_create(others))]
 
 
 def test_unique_calls_run_in_the_order_in_which_they_were_given(claim):

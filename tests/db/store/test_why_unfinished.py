@@ -16,7 +16,7 @@ from django_pglock.models import Queue, Task
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.tasks.compat import task_backends
 from django_pglock.worker.queues import Queues
-from tests.db.store.workers import beat
+from tests.db.store.workers import register
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -25,18 +25,7 @@ ECHO = "tests.sample.tasks.echo"
 
 
 def enter(*paths, queues=()):
-    worker = uuid4()
-    beat(
-        "default",
-        worker,
-        name="w",
-        hostname="h",
-        pid=1,
-        queues=[*queues],
-        threads=1,
-        is_stopping=False,
-        task_paths=paths,
-    )
+    register(worker := uuid4(), queues=[*queues], task_paths=paths)
     return WorkerRow.objects.filter(pk=worker)
 
 

@@ -8,7 +8,6 @@ from django.db import connection, transaction
 from django_pglock.keys.reserved import WORKER, draw_number
 from django_pglock.models import Task
 from django_pglock.postgres.connections import has_session_ended
-from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.liveness import LOCK_PARENT, TRY_UPKEEP_LOCK, try_upkeep_lock
 from tests.sample import tasks
 from tests.sql import execute_sql
@@ -30,21 +29,12 @@ def lock_parent(number):
     return execute_sql(LOCK_PARENT, [number])[0][0]
 
 
-def test_a_session_holds_the_lock_of_a_parent():
-    number = draw_number()
-    assert lock_parent(number) is True
-    assert holders(number) == [True]
-
-
-def test_the_lock_of_another_session_is_not_taken():
-    number, other = draw_number(), dedicated_connection("default")
-    try:
-        with other.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_lock(%s, %s)", [WORKER, number])
-        assert lock_parent(number) is False
-        assert holders(number) == [False]
-    finally:
-        other.close()
+def test_a_session_holds_the_lock_of_a_parent_unless_another_session_has_it(session):
+    free, taken = draw_number(), draw_number()
+    with session.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s, %s)", [WORKER, taken])
+    assert [lock_parent(number) for number in (free, taken)] == [True, False]
+    assert [holders(number) for number in (free, taken)] == [[True], [False]]
 
 
 def test_one_session_holds_the_upkeep_lock_until_its_transaction_ends(session):
@@ -67,15 +57,11 @@ def test_one_session_holds_the_upkeep_lock_until_its_transaction_ends(session):
 
 def test_the_settings_of_the_upkeep_lock_end_with_the_transaction():
     shown = "SELECT current_setting('enable_sort'), current_setting('idle_in_transaction_session_timeout')"
-    with connection.cursor() as cursor:
-        cursor.execute(shown)
-        before = cursor.fetchone()
-        with transaction.atomic():
-            try_upkeep_lock("default")
-            cursor.execute(shown)
-            assert cursor.fetchone() == ("off", "3s")
-        cursor.execute(shown)
-        assert cursor.fetchone() == before
+    [before] = execute_sql(shown)
+    with transaction.atomic():
+        try_upkeep_lock("default")
+        assert execute_sql(shown) == [("off", "3s")]
+    assert execute_sql(shown) == [before]
 
 
 def test_a_worker_frozen_during_upkeep_does_not_block_the_upkeep_of_others(session, claim, worker, eventually):
