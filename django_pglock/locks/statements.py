@@ -382,9 +382,12 @@ def acquire_transaction_locks(request: Request) -> Steps:
 
     Raises ``Busy`` and ``StaleSnapshot``. Then nothing is held, and the transaction is usable.
     """
-    # Several locks are not tried one by one, because a transaction lock cannot be freed before the end.
-    if request.timeout == 0 and len(request.keys) == 1:
-        return granted(_fresh((yield comment(request.keys) + _try_in_transaction(request))))
+    # A free lock needs neither a savepoint nor a time limit. Several locks are not tried one by one, because a
+    # transaction lock cannot be freed before the end.
+    if len(request.keys) == 1:
+        row = _fresh((yield comment(request.keys) + _try_in_transaction(request)))
+        if row[0] or request.timeout == 0:
+            return granted(row)
     statement = _wait(request, "pg_advisory_xact_lock", condition=_fresh_condition(request))
     try:
         row = yield comment(request.keys) + (statement if request.timeout is None else in_savepoint(statement))

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection, transaction
 from psycopg import IsolationLevel
 
-from django_pglock import LockScopeError, lock, lock_all, semaphore
+from django_pglock import LockNotAvailable, LockScopeError, lock, lock_all, semaphore
 from tests.db.locks.sessions import Somebody, advisory_rows, execute, statements_of
 from tests.sample.models import Effect
 
@@ -24,6 +24,17 @@ def test_in_a_transaction_one_statement_acquires_and_none_frees(timeout):
                 pass
 
         assert statements_of(use) == 1
+
+
+def test_in_a_transaction_a_second_statement_waits_for_a_busy_lock(somebody):
+    somebody.holds("a")
+
+    def use():
+        with pytest.raises(LockNotAvailable):
+            lock("a", timeout=0.01).acquire()
+
+    with transaction.atomic():
+        assert statements_of(use) == 3, "the third one rolls back to the savepoint before the wait"
 
 
 @pytest.fixture
