@@ -127,7 +127,7 @@ async def exchange_async(raw: Connection[Any], statements: str) -> Row | None:
         return await _wait_async(raw, _answer(raw.pgconn, begin_for(raw), statements))
     except BaseException:
         if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
-            await _cancelled(asyncio.ensure_future(_cancel_async(raw)))
+            await _cancel_async(raw)
         raise
     finally:
         raw.lock.release()
@@ -167,16 +167,8 @@ async def _ready(number: int, wanted: Wait) -> Ready:
         loop.remove_writer(number)
 
 
-async def _cancelled(cancelling: asyncio.Future[None]) -> None:
-    """Wait for the end of the cancel. If the coroutine is cancelled again, it does not wait, and the session ends."""
-    try:
-        await asyncio.shield(cancelling)
-    except asyncio.CancelledError:
-        cancelling.cancel()
-        raise
-
-
 async def _cancel_async(raw: Connection[Any]) -> None:
+    """Do the same as ``_cancel``. If the coroutine is cancelled again, it does not wait, and the session ends."""
     try:
         await asyncio.to_thread(raw.cancel_safe, timeout=CANCEL_WITHIN)
         await asyncio.wait_for(_wait_async(raw, _results_of(raw.pgconn)), CANCEL_WITHIN)
@@ -187,12 +179,8 @@ async def _cancel_async(raw: Connection[Any]) -> None:
 
 async def receive_async(raw: Connection[Any]) -> None:
     """Wait for data, and pass the notifications in it to psycopg's handlers. No other code may use this connection."""
-    await _wait_async(raw, _arrival(raw.pgconn))
-
-
-def _arrival(pgconn: PGconn) -> PQGen[None]:
-    yield Wait.R
-    receive(pgconn)
+    await _ready(raw.pgconn.socket, Wait.R)
+    receive(raw.pgconn)
 
 
 def receive(pgconn: PGconn) -> None:
