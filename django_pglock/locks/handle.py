@@ -231,13 +231,14 @@ class Handle(BaseHandle):
             with suppress(PsycopgError):
                 exchange(raw, sql.BACK_TO_SAVEPOINT)
 
-    def _end_session(self) -> None:
-        """End the session, and its locks with it."""
+    def _end_session(self) -> sql.Row | None:
+        """End the session, and its locks with it. There is no answer."""
         if not in_test_case(self._connection):
             _close_session(self._connection)
         elif self._record is not None:
             # If the connection were closed, later tests would fail.
             self._record.locks.free_from_any_thread(self._record)
+        return None
 
     # Hold
 

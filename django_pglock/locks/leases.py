@@ -69,12 +69,10 @@ class Lease(Lock):
         super().__init__(parts, request_of("Lease", timeout=timeout, using=using), on_busy)
         if not isinstance(owner, str) or "\x00" in owner or any("\ud800" <= each <= "\udfff" for each in owner):
             raise ValueError(f"owner is {owner!r}; give a text without NUL characters and lone surrogates.")
-        self._terms = LeaseTerms(
-            ttl=checked_ttl(ttl),
-            min_hold=to_seconds(min_hold, name="min_hold") or 0.0,
-            owner=owner,
-            steps_down=self._steps_down,
-        )
+        seconds = to_seconds(min_hold, name="min_hold") or 0.0
+        terms = LeaseTerms(ttl=checked_ttl(ttl), min_hold=seconds, owner=owner, steps_down=self._steps_down)
+        self._handle = partial(LeaseHandle, terms)
+        self._async_handle = partial(LeaseHandle, terms, is_async=True)
 
     def _request_for(self, parts: tuple[Any, ...]) -> Request:
         # Not by KEY_FUNCTION, which is for advisory locks that are shared with other packages. Leases are not shared.
@@ -84,12 +82,6 @@ class Lease(Lock):
                 f"{name!r} contains a NUL character, which PostgreSQL cannot store in the row of a lease."
             )
         return self._request._replace(keys=(Key(name, sha256_key(name)),))
-
-    def _handle(self, parts: tuple[Any, ...]) -> LeaseHandle:
-        return LeaseHandle(self._request_for(parts), self._terms)
-
-    def _async_handle(self, parts: tuple[Any, ...]) -> LeaseHandle:
-        return LeaseHandle(self._request_for(parts), self._terms, is_async=True)
 
     if TYPE_CHECKING:  # for type checkers and editors: the handle of a lease has more than that of a lock
 
@@ -142,7 +134,7 @@ class LeaseHandle(BaseHandle):
     _model = "Lease"
     scope = "lease"
 
-    def __init__(self, request: Request, terms: LeaseTerms, *, is_async: bool = False) -> None:
+    def __init__(self, terms: LeaseTerms, request: Request, *, is_async: bool = False) -> None:
         super().__init__(request)
         model_of("Lease")
         self.owner = terms.owner or f"{socket.gethostname()}:{os.getpid()}"

@@ -36,6 +36,9 @@ class Lock:
 
     #: Whether an acquire without a decorated function may fail without an error.
     _may_fail = False
+    #: What makes a handle from a request.
+    _handle: Callable[[Request], Any] = Handle
+    _async_handle: Callable[[Request], Any] = AsyncHandle
     #: Whether several parts are several names, each of which may be a template.
     _each_part_is_a_name = False
 
@@ -58,12 +61,6 @@ class Lock:
         key = key_of(self._name) if parts is self._parts and parts else make_key(*parts)
         return self._request._replace(keys=(key,))
 
-    def _handle(self, parts: tuple[Any, ...]) -> Any:
-        return Handle(self._request_for(parts))
-
-    def _async_handle(self, parts: tuple[Any, ...]) -> Any:
-        return AsyncHandle(self._request_for(parts))
-
     # Handles
 
     def acquire(self, **options: Any) -> Handle:
@@ -74,7 +71,7 @@ class Lock:
     def _acquire(self, *, may_begin: bool) -> Handle:
         if self._on_busy != "raise":
             self._refuse_on_busy()
-        handle: Handle = self._handle(self._parts)
+        handle: Handle = self._handle(self._request_for(self._parts))
         try:
             handle.acquire(may_begin=may_begin)
         except LockNotAvailable:
@@ -87,7 +84,7 @@ class Lock:
         refuse_options(options)
         if self._on_busy != "raise":
             self._refuse_on_busy()
-        handle: AsyncHandle = self._async_handle(self._parts)
+        handle: AsyncHandle = self._async_handle(self._request_for(self._parts))
         try:
             await handle.acquire()
         except LockNotAvailable:
@@ -206,7 +203,7 @@ class Lock:
             parts = naming(args, kwargs)
             if parts is None:
                 return function(*args, **kwargs)
-            handle = self._handle(parts)
+            handle = self._handle(self._request_for(parts))
             try:
                 handle.acquire(may_begin=True)
             except LockNotAvailable as busy:
@@ -238,7 +235,7 @@ class Lock:
                 parts = await sync_to_async(naming)(args, kwargs)
             if parts is None:
                 return await function(*args, **kwargs)
-            handle = self._async_handle(parts)
+            handle = self._async_handle(self._request_for(parts))
             try:
                 await handle.acquire()
             except LockNotAvailable as busy:

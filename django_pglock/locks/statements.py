@@ -61,7 +61,7 @@ class StaleSnapshot(Exception):
     """The transaction would not see what the last holder has committed. Nothing was locked."""
 
 
-def run_steps(steps: Steps, send: Callable[[str], Row | None], end: Callable[[], None]) -> Row | None:
+def run_steps(steps: Steps, send: Callable[[str], Row | None], end: Callable[[], Row | None]) -> Row | None:
     """Run steps and return their result. ``send`` sends a statement and returns its row, ``end`` ends the session."""
     try:
         statement = next(steps)
@@ -385,9 +385,9 @@ def acquire_transaction_locks(request: Request) -> Steps:
     # A free lock needs neither a savepoint nor a time limit. Several locks are not tried one by one, because a
     # transaction lock cannot be freed before the end.
     if len(request.keys) == 1:
-        row = _fresh((yield comment(request.keys) + _try_in_transaction(request)))
-        if row[0] or request.timeout == 0:
-            return granted(row)
+        tried = _fresh((yield comment(request.keys) + _try_in_transaction(request)))
+        if tried[0] or request.timeout == 0:
+            return granted(tried)
     statement = _wait(request, "pg_advisory_xact_lock", condition=_fresh_condition(request))
     try:
         row = yield comment(request.keys) + (statement if request.timeout is None else in_savepoint(statement))

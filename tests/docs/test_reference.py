@@ -65,7 +65,7 @@ def test_every_option_of_a_task_has_its_sentence():
 
 
 def test_every_attribute_of_a_handle_stands_in_the_table():
-    made = [lock("a")._handle(("a",)), Lease("a", ttl=60)._handle(("a",))]
+    made = [each._handle(each._request_for(("a",))) for each in (lock("a"), Lease("a", ttl=60))]
     has = {name for each in [*HANDLES, *map(vars, made)] for name in ([*dir(each)] if isinstance(each, type) else each)}
     public = {name for name in has if not name.startswith("_")} - OF_THE_PACKAGE
     assert set(first_cells(section("Handles"))) - {"attribute"} == public
