@@ -179,15 +179,12 @@ class AsyncHandle(BaseHandle):
         self._use(session)
         begin = iter([sql.BEGIN] if record is None and session.users == 1 else [])
 
-        async def send(statement: str) -> sql.Row | None:
-            if statement == sql.END_SESSION:
-                session.session.end()
-                return None
-            return await session.session.send(next(begin, "") + statement)
+        def send(statement: str) -> Awaitable[sql.Row | None]:
+            return session.session.send(next(begin, "") + statement)
 
         try:
             steps = sql.acquire(request._replace(timeout=self._left()), self.scope, inside=record is None)
-            row = await sql.run_steps_async(steps, send)
+            row = await sql.run_steps_async(steps, send, session.session.end)
         except Busy:
             if record is not None:
                 session.locks.remove(record)

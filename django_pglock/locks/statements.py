@@ -77,13 +77,15 @@ def run_steps(steps: Steps, send: Callable[[str], Row | None], end: Callable[[],
         return answer
 
 
-async def run_steps_async(steps: Steps, send: Callable[[str], Awaitable[Row | None]]) -> Row | None:
+async def run_steps_async(
+    steps: Steps, send: Callable[[str], Awaitable[Row | None]], end: Callable[[], Row | None]
+) -> Row | None:
     """Do the same as ``run_steps``, in a coroutine."""
     try:
         statement = next(steps)
         while True:
             try:
-                row = await send(statement)
+                row = await send(statement) if statement != END_SESSION else end()
             except BaseException as error:  # noqa: BLE001, PERF203 - the steps decide
                 statement = steps.throw(error)
             else:

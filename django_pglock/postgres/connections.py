@@ -192,25 +192,21 @@ def close_unusable_connections(*, without: str) -> None:
                 connection.close_if_unusable_or_obsolete()
 
 
-def is_forbidden(error: BaseException) -> bool:
-    """Return whether the error reports that the role lacks a right."""
-    return InsufficientPrivilege.sqlstate in (sqlstate_of(error), sqlstate_of(error.__cause__))
-
-
-def sqlstate_of(error: BaseException | None) -> str | None:
-    """Return the code of an error of the server; None for other exceptions, whose attributes may raise."""
-    return error.sqlstate if isinstance(error, PsycopgError) else None
-
-
 def sqlstates_of(error: BaseException | None) -> Iterator[str]:
     """Yield the codes of the server's errors in the chain of an exception, the latest first."""
     # Causes may be a circle: an exception can be the cause of its own cause.
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        if sqlstate := sqlstate_of(error):
-            yield sqlstate
+        # The attributes of other exceptions may raise.
+        if isinstance(error, PsycopgError) and error.sqlstate:
+            yield error.sqlstate
         seen.add(id(error))
         error = following(error)
+
+
+def is_forbidden(error: BaseException) -> bool:
+    """Return whether an exception reports that the role lacks a right."""
+    return any(each == InsufficientPrivilege.sqlstate for each in sqlstates_of(error))
 
 
 def is_read_only(error: BaseException | None) -> bool:
