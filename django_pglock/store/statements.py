@@ -137,8 +137,9 @@ def run(
             cursor.execute(text)
         else:
             cursor.execute(filled(statement), values or None)
-        # ``description`` would make an object of each column.
-        return cursor.fetchall() if cursor.pgresult.nfields else []
+        # ``description`` would make an object of each column. In a pipeline of psycopg there is no result yet.
+        result = cursor.pgresult
+        return cursor.fetchall() if result is not None and result.nfields else []
 
 
 def message(using: str, *parts: Part) -> str:

@@ -342,6 +342,20 @@ def test_many_due_ticks_are_few_transactions_of_few_statements(many, options):
     assert keeper.keep().tasks == []
 
 
+def test_ticks_of_functions_with_different_options_are_written_together():
+    """A column that one of them has not is as a row of its own would have it."""
+    schedule(due=HOUR, lock="nightly", priority=3, max_attempts=4, keep_result=5)
+    schedule(scheduled.hourly, due=HOUR, fair="hourly", meta={"trace": "a"})
+    with CaptureQueriesContext(connection) as queries:
+        assert len(enqueue_due().tasks) == 2
+    assert len([query for query in queries if query["sql"].startswith("INSERT")]) == 1
+    nightly, hourly = Task.objects.order_by("task_path").reverse()
+    assert (nightly.lock_key, nightly.priority, nightly.max_retries, nightly.keep_result) == ("nightly", 3, 3, 5)
+    assert (nightly.status, nightly.fair_key) == ("READY", None)
+    assert (hourly.status, hourly.lock_key, hourly.fair_key, hourly.concurrency) == ("READY", None, "hourly", None)
+    assert (hourly.meta["trace"], hourly.run_after, hourly.unique_key) == ("a", None, None)
+
+
 def test_ticks_may_have_percent_signs_beside_an_execute_wrapper_that_adds_parameters(many):
     """The lock key of a task with a rate begins with one."""
     many(2, rate="1000/s")
