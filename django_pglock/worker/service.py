@@ -210,6 +210,8 @@ class Service:
             while not self.stopping.is_set():
                 self._run_once_or_back_off()
             self.flush()
+        except CONNECTION_ERRORS as error:
+            logger.warning("The %s could not finish its work: %s", self.name, one_line(error))
         finally:
             self.close()
             self.finish()

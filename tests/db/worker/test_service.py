@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 
 from django_pglock.worker.service import Service
 from tests.conftest import NEVER
@@ -66,6 +66,19 @@ def test_a_service_that_has_never_reached_its_database_has_not_lost_it(eventuall
             service.stop()
     assert service.wait(NEVER)
     assert "has lost" not in caplog.text
+
+
+def test_a_feeder_that_ends_without_a_database_says_so_in_one_line(worker, eventually, monkeypatch, caplog):
+    """Before, its thread ended with a traceback on the terminal."""
+
+    def refuse(*args, **values):
+        raise OperationalError("the server\nis gone")
+
+    process = worker()
+    eventually(lambda: process.feeder.asks)
+    monkeypatch.setattr("django_pglock.worker.child.feeder.write_sleep_flag", refuse)
+    assert process.shutdown() is True
+    assert "The feeder could not finish its work: the server is gone" in caplog.messages
 
 
 def test_sessions_of_a_worker_have_the_settings_that_its_statements_need(worker, eventually, monkeypatch):
