@@ -141,7 +141,7 @@ class FeederHere(Feeder):
         awake: Any = SimpleNamespace(is_alive=lambda: True, is_notified=lambda: process.shape.is_listening)
         rows: Any = process.table
         super().__init__(process.in_flight, rows, uuid4(), process.queues, heartbeat=awake)
-        self.claimer.is_search_due = lambda after: False  # type: ignore[method-assign]
+        self.claimer.searched_at = math.inf
         self.claimer._clock = process.schedule.time.monotonic
 
     def _has_uncertain_claims(self) -> bool:

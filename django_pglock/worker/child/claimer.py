@@ -45,8 +45,6 @@ LIFETIME_FACTOR = 20
 FEW_QUEUES = 100
 #: Seconds after which a claim from many queues ends, and what it has got begins. The next one continues.
 LONGEST_CLAIM = 0.05
-#: Seconds between two searches while tasks are ready that this process cannot claim, and while it has other work.
-SEARCH_INTERVAL, BUSY_SEARCH_INTERVAL = 1.0, 30.0
 
 
 class Claimer:
@@ -72,7 +70,8 @@ class Claimer:
         #: Whether the last search has found tasks whose functions this process does not know.
         self.has_unknown = False
         self._clock = clock
-        self._searched_at = -math.inf
+        #: When the modules that ready tasks name were last searched for, by time.monotonic().
+        self.searched_at = -math.inf
         # The queues that had ready tasks when they were last read, whether also with ``fair=``, and until when this is
         # used.
         self._ready: dict[str, bool] = {}
@@ -100,13 +99,9 @@ class Claimer:
                 kind: QueueCursors(self.using, self.worker, paths[kind], self.backend, self._clock) for kind in paths
             }
 
-    def is_search_due(self, after: float) -> bool:
-        """Return whether the last search for functions was so many seconds ago."""
-        return time.monotonic() - self._searched_at >= after
-
     def search(self) -> bool:
         """Import the modules that ready tasks name, if ``tasks/registry.py`` allows it. Return whether it found any."""
-        self._searched_at = time.monotonic()
+        self.searched_at = time.monotonic()
         served = {path for queue, path in ready_paths(self.using) if self.queues.serves(queue)}
         unknown = [path for path in sorted(served) if registry.find(path) is None]
         found = [path for path in unknown if import_function(path)]

@@ -26,8 +26,6 @@ from django_pglock.tasks import registry
 from django_pglock.worker.child.claimer import (
     ALL,
     ASYNC,
-    BUSY_SEARCH_INTERVAL,
-    SEARCH_INTERVAL,
     SYNC,
     Claimer,
     FunctionKind,
@@ -51,6 +49,8 @@ BUSY = 0.1
 EMPTY_PAUSE = 0.05
 #: Seconds between two checks of an exclusive run.
 CHECK_INTERVAL = 0.05
+#: Seconds between two searches while tasks are ready that this process cannot claim, and while it has other work.
+SEARCH_INTERVAL, BUSY_SEARCH_INTERVAL = 1.0, 30.0
 #: While notifications are certain to arrive, a worker multiplies its poll interval by this factor.
 LISTENING_FACTOR = 6
 #: The pause after a claim for only one kind of functions, as a multiple of the time that the claim took: if it found
@@ -132,8 +132,6 @@ class Feeder(Service):
         self._polled_at = self._found_at = 0.0
         self._busy_since: float | None = None
         self._compared_at = time.monotonic()
-        # Whether to search for unknown functions soon, because the last search was a moment before the last poll.
-        self._is_search_due = False
         # A draining worker must not postpone a suspect, because it would leave the task behind.
         self._exclusive_run = ExclusiveRun(in_flight, may_postpone=drain is None)
 
@@ -209,19 +207,20 @@ class Feeder(Service):
             self._find_nothing(kind, is_last_poll=is_last_poll)
 
     def _find_nothing(self, kind: FunctionKind, *, is_last_poll: bool) -> None:
-        self._is_search_due = self.claimer.was_ready
-        if self._is_search_due and self.claimer.is_search_due(SEARCH_INTERVAL):
-            self._is_search_due = False
-            if self.claimer.search():
-                # This process knows the functions of the ready tasks now, and claims them in the next pass.
-                self._is_rest_empty = False
-                return
+        if (
+            self._must_search
+            and self._polled_at - self.claimer.searched_at >= SEARCH_INTERVAL
+            and self.claimer.search()
+        ):
+            # This process knows the functions of the ready tasks now, and claims them in the next pass.
+            self._is_rest_empty = False
+            return
         # If this process does not know all functions, as during a deployment, another one may have the task.
         is_unknown = self.claimer.was_ready and self.claimer.has_unknown
         self._wake_others_if(kind != ALL or is_unknown, has_claimed=False)
         if self.drain is not None:
             # A thread may still be busy although its outcome is settled. Then this poll has left out sync functions.
-            if is_last_poll and kind == ALL and not self._is_search_due:
+            if is_last_poll and kind == ALL and not self._must_search:
                 self.drain.finish()
             self._wait(DRAINING)
         elif kind != ALL and time.monotonic() - self._found_at < BUSY:
@@ -249,7 +248,7 @@ class Feeder(Service):
         return kind, free.get(kind, 0)
 
     def _claim(self, kind: FunctionKind, limit: int) -> list[Claim]:
-        if self.claimer.is_search_due(BUSY_SEARCH_INTERVAL):
+        if time.monotonic() - self.claimer.searched_at >= BUSY_SEARCH_INTERVAL:
             self.claimer.search()
         self._polled_at = time.monotonic()
         claims = self.claimer.claim(kind, limit, notified=self._heard if self._is_rest_empty else ())
@@ -277,6 +276,11 @@ class Feeder(Service):
             self._ask_for_no_more()
         if self.in_flight.claims_left == 0:
             self.on_task_limit()
+
+    @property
+    def _must_search(self) -> bool:
+        """Whether tasks were ready that this worker may not claim, and their functions were not searched for since."""
+        return self.claimer.was_ready and self.claimer.searched_at < self._polled_at
 
     # Notifications
 
@@ -357,7 +361,7 @@ class Feeder(Service):
         if self._has_uncertain_claims():
             seconds = min(seconds, get_settings().HEARTBEAT_LIMIT)
         # No second notification comes for a task whose function was not searched for, because a search was just before.
-        return min(seconds, SEARCH_INTERVAL) if self._is_search_due else seconds
+        return min(seconds, SEARCH_INTERVAL) if self._must_search else seconds
 
     def _wait(self, seconds: float) -> None:
         """Sleep until ``feeder_wakeup`` is set; less if claims wait, to check them, or if a kind was left out."""
