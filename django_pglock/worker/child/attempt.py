@@ -97,13 +97,11 @@ class Attempt:
     others: Sequence[Attempt] = ()
     #: The number of seconds that the function may take; None: any.
     timeout: float | None = None
-    #: When the function was called, by time.monotonic().
+    #: When the function was called, by time.monotonic(). An error before is no failure of it.
     began: float | None = None
     #: When the time of the attempt is over, and when the watchdog checks it next, by time.monotonic().
     deadline = math.inf
     check_at = math.inf
-    #: The function was called. An error before is no failure of it.
-    was_called = False
     #: The function has ended.
     is_over = False
     #: The function still runs ``grace_period`` seconds of the watchdog after its timeout. Its process ends.
@@ -213,7 +211,6 @@ class Attempt:
     def call(self) -> Any:
         """Call the function. For an async function this returns the coroutine."""
         self.begin()
-        self.was_called = True
         running_claim.set(self.claim)
         function = self.definition.func
         if self.definition.advisory:
@@ -227,10 +224,11 @@ class Attempt:
         """Start the clock of the attempt. Raises ``TaskCancelled`` if the function must not be called."""
         if self.is_cancelled:
             raise TaskCancelled
-        self.began = time.monotonic()
+        now = time.monotonic()
         if self.timeout is not None:
-            self.deadline = self.check_at = self.began + self.timeout
+            self.deadline = self.check_at = now + self.timeout
             self.runner.watchdog.watch(self)
+        self.began = now
 
     @property
     def claims(self) -> list[Claim]:
@@ -741,7 +739,7 @@ def _failure_here(attempt: Attempt, error: BaseException) -> Outcome:
 
 def _failure(attempt: Attempt, error: BaseException) -> Outcome:
     """Return the outcome of a call that raised ``error``."""
-    if not attempt.was_called and is_of_process(error):
+    if attempt.began is None and is_of_process(error):
         # It could not even be called: there is no memory for it, say.
         return _given_back(attempt.claim, attempt.using, error)
     return attempt.failure(error)

@@ -168,7 +168,7 @@ class Coroutine(Runner):
         try:
             self.ended = await run_async(attempt, self)
         except BaseException as error:  # noqa: BLE001 - see attempt.py
-            self.ended = end_by_error(attempt.claims, attempt.using, error, has_begun=attempt.was_called)
+            self.ended = end_by_error(attempt.claims, attempt.using, error, has_begun=attempt.began is not None)
 
     def stop(self, attempt: Attempt) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has just been closed

@@ -196,7 +196,7 @@ def execute(
         return begin(attempt)
     except BaseException as error:  # noqa: BLE001 - see attempt.py
         if isinstance(attempt, Attempt):
-            return end_by_error(attempt.claims, using, error, has_begun=attempt.was_called)
+            return end_by_error(attempt.claims, using, error, has_begun=attempt.began is not None)
         return end_by_error([claim], using, error, has_begun=False)
 
 
