@@ -10,7 +10,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, filter_of, mark, needs, record
+from django_pglock.admin.pages import ReadOnlyAdmin, elapsed, mark, needs, one_choice, record
 from django_pglock.models import AdvisoryLock, Lease
 
 
@@ -78,7 +78,7 @@ class LeaseAdmin(ReadOnlyAdmin):
     """
 
     list_display = ["name", "state", "owner", "token", "ttl", "acquired_at", "renewed_at", "expires"]
-    list_filter = [filter_of(OneChoiceFilter, "held", _("state"), choice=("1", _("held")), method="held")]
+    list_filter = [one_choice("held", _("state"), choice=("1", _("held")), method="held")]
     search_fields = ["name", "owner"]
     ordering = ["-acquired_at"]
     sortable_by = ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, ClassVar
 
 from django.apps import apps as django_apps
@@ -186,6 +187,9 @@ def filter_of(base: Any, parameter: str, title: Any, **attributes: Any) -> Any:
     """Return a filter of a list: a class with these attributes. Functions do not become methods."""
     values = {name: staticmethod(each) if callable(each) else each for name, each in attributes.items()}
     return type(f"{parameter.title()}Filter", (base,), {"parameter_name": parameter, "title": title, **values})
+
+
+one_choice = partial(filter_of, OneChoiceFilter)
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]

@@ -10,16 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from django_pglock.admin.pages import (
-    OneChoiceFilter,
-    ReadOnlyAdmin,
-    admin_action,
-    elapsed,
-    filter_of,
-    mark,
-    needs,
-    record,
-)
+from django_pglock.admin.pages import ReadOnlyAdmin, admin_action, elapsed, mark, needs, one_choice, record
 from django_pglock.admin.task_list import queues_of_the_code
 from django_pglock.models import Queue
 from django_pglock.store.numbers import queues_without_row
@@ -48,7 +39,7 @@ class QueueAdmin(ReadOnlyAdmin):
     """The queues that have been paused at least once, and below them all others."""
 
     list_display = ["name", "state", "since", "paused_by", "reason"]
-    list_filter = [filter_of(OneChoiceFilter, "paused", _("state"), choice=("1", _("paused")), method="paused")]
+    list_filter = [one_choice("paused", _("state"), choice=("1", _("paused")), method="paused")]
     search_fields = ["name"]
     ordering = ["name"]
     sortable_by = ()

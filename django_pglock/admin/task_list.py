@@ -32,7 +32,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.admin.pages import AtLeast, CappedChangeList, OneChoiceFilter, filter_of, record
+from django_pglock.admin.pages import AtLeast, CappedChangeList, filter_of, one_choice, record
 from django_pglock.admin.task_page import last_failures
 from django_pglock.conf import redact_hook
 from django_pglock.models import Task, Worker
@@ -246,9 +246,7 @@ _STUCK, _FAILED, _MOMENT = ("stuck", _("Stuck: worker is dead")), TaskStatus.FAI
 #: The filters of the list, in the order of the page. The page begins with that of the status. Suggested are the queues
 #: and functions that this process knows; the page of queues lists all.
 FILTERS: tuple[Any, ...] = (
-    filter_of(
-        OneChoiceFilter, "attention", _("attention"), choice=_STUCK, method="stuck", status=TaskStatus.RUNNING.value
-    ),
+    one_choice("attention", _("attention"), choice=_STUCK, method="stuck", status=TaskStatus.RUNNING.value),
     _typed("queue", _("queue"), suggestions=queues_of_the_code),
     _typed("task_path", _("task function"), suggestions=registry.known_paths),
     _typed("exception", _("exception"), placeholder="builtins.ValueError", status=_FAILED, matching=_by_exception),
