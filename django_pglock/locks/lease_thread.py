@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
@@ -126,7 +127,15 @@ class LeaseThread:
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Run a coroutine in the thread's loop, without waiting. In any thread, also in a destructor."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        if not sys.is_finalizing():
+            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        # Python has stopped the thread. A generator that is still open is closed now, and would wait without end.
+        coroutine.close()
+        stopped: Future[Any] = Future()
+        stopped.set_exception(
+            RuntimeError("The process ends before its leases were released. They stay held for their ttl.")
+        )
+        return stopped
 
     # The following methods run in the thread's loop
 

@@ -56,3 +56,24 @@ def test_a_process_that_was_stopped_notices_and_its_late_write_is_refused(holder
         assert [holder.stdout.readline(), holder.stdout.readline()] == ["was refused\n", "lost\n"]
         lease.assert_held()
         assert Row.objects.get(name="report").token == lease.token == 2
+
+
+UNFINISHED = """
+import django
+django.setup()
+from django_pglock import Lease
+
+def numbers():
+    with Lease("report", ttl=30):
+        yield 1
+
+generator = numbers()
+next(generator)
+"""
+
+
+def test_a_process_ends_although_a_generator_with_a_lease_is_unfinished():
+    """Python closes the generator when it has stopped the thread that would release the lease."""
+    command = [sys.executable, "-c", UNFINISHED]
+    ended = subprocess.run(command, env=environment_at(), stderr=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert "The process ends before its leases were released." in ended.stderr
