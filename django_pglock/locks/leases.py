@@ -199,11 +199,11 @@ class LeaseHandle(BaseHandle):
         except BaseException:
             self.is_open = False
             released = self._thread.submit(self._holder.release_unused())
+            self._stop_watch()
             if self._is_async:
                 await asyncio.shield(asyncio.wrap_future(released))
             else:
                 released.result()
-            self._stop_watch()
             raise
         return self
 
@@ -247,9 +247,12 @@ class LeaseHandle(BaseHandle):
         if not self.is_open:
             raise self._error(LockError, "is not held")
         # After a fork, the lease of the parent is already lost here (lose_to_parent).
-        was_ours = self._thread.is_inherited or await self._in_thread(self._holder.release())
-        # Set only now: if an exception interrupts the release, the handle stays open, and the lease is released when
-        # the handle is dropped.
+        try:
+            was_ours = self._thread.is_inherited or await self._in_thread(self._holder.release())
+        except BaseException:
+            # The release was interrupted, and is repeated without a wait.
+            self.free_from_any_thread()
+            raise
         self.is_open = False
         self._stop_watch()
         if isinstance(was_ours, Exception):

@@ -37,3 +37,18 @@ def test_a_lease_whose_handle_is_dropped_is_given_back(caplog, eventually):
     Lease("a", ttl=60).acquire()
     eventually(lambda: not Row.objects.held().exists())
     assert "Lease 'a' was released because its handle was deleted" in caplog.text
+
+
+def test_a_release_that_is_cancelled_is_repeated_without_the_warning_of_a_dropped_handle(caplog, eventually):
+    async def main():
+        for number in range(20):
+            lease = await Lease(f"a{number}").aacquire()
+            releasing = asyncio.ensure_future(lease.release())
+            await asyncio.sleep(number * 0.0001)
+            releasing.cancel()
+            await asyncio.gather(releasing, return_exceptions=True)
+            assert not lease.is_open
+
+    asyncio.run(main())
+    eventually(lambda: not Row.objects.held().exists())
+    assert "deleted" not in caplog.text
