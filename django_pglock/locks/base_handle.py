@@ -233,7 +233,7 @@ class BaseHandle:
 
     def _lost_reason(self) -> str:
         """Return why the lock is no longer held, as far as this is known; an empty string if it is held."""
-        raise NotImplementedError
+        return "" if self.is_held else "its session has ended"
 
     def _lost_error(self, reason: str) -> LockLost:
         text = f"was lost before it was released: {reason}. Another session may have held it since then"

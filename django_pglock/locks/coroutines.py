@@ -223,11 +223,7 @@ class AsyncHandle(BaseHandle):
         if session is None:
             return self.is_open
         is_held = record is None or record.state is RecordState.HELD
-        return self.is_open and is_held and not session.session.raw.closed
-
-    def _lost_reason(self) -> str:
-        is_held = self.is_held and (self._session is None or not self._session.session.has_ended)
-        return "" if is_held else "its session has ended"
+        return self.is_open and is_held and not session.session.has_ended
 
     # Release
 

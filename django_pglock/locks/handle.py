@@ -256,8 +256,8 @@ class Handle(BaseHandle):
         return self.is_open and record is not None and record.state is RecordState.HELD and self._has_session()
 
     def _has_session(self) -> bool:
-        # A session that was returned to a pool may have another user now.
-        return self._raw is not None and self._connection.connection is self._raw and not self._raw.closed
+        # A session that was returned to a pool may have another user now. After a fork, the parent has the session.
+        return self._raw is not None and self._connection.connection is self._raw and not has_ended(self._raw)
 
     def _is_in_transaction(self, *, asks: bool) -> bool:
         """Return whether the transaction has the lock. ``asks``: ask the server, because SQL may have freed it."""
@@ -287,7 +287,7 @@ class Handle(BaseHandle):
         if self.scope == "transaction":
             is_held = self._is_in_transaction(asks=True)
             return "" if is_held else "its transaction, or the savepoint before it, has ended"
-        return "" if self.is_held and not has_ended(self._raw) else "its session has ended"
+        return super()._lost_reason()
 
     # Release
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from django.db import DatabaseError, connection
 
@@ -17,9 +19,20 @@ def test_a_session_that_was_terminated_is_noticed_before_the_end(somebody, event
         somebody.ends_session(my_pid())
         with pytest.raises(LockLost):
             eventually(lambda: handle.assert_held())
+        assert not handle
     assert somebody.can_have("a")
     with lock("a"):
         pass
+
+
+@pytest.mark.parametrize("scope", ["session", "transaction"])
+def test_a_handle_is_false_in_a_forked_child(scope):
+    with lock("a", scope=scope) as handle:
+        child = os.fork()
+        if child == 0:
+            os._exit(1 if handle else 0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        handle.assert_held()
 
 
 def test_the_bodys_own_exception_is_kept_when_the_lock_was_lost(somebody):
