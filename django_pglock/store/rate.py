@@ -9,7 +9,7 @@ number of seconds from one token to the next, and its ``portion`` is the number 
 - A task that takes a token moves ``arrives_at`` by one interval, from now if the bucket was full.
 - ``opens_at`` is the date of the next token for which tasks wait. Upkeep admits to the key at this date.
 
-Tokens are taken at two places: admit_one.py takes one token for one call, and ``ADMIT`` of admit.py takes several
+Tokens are taken at two places: enqueue.py takes one token for one call, and ``ADMIT`` of admit.py takes several
 tokens for the tasks that wait, and sets ``opens_at``. The bucket may have refilled while its tasks were READY.
 ``START_AT_RATE`` takes this back when they are claimed.
 """

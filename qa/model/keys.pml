@@ -110,7 +110,7 @@ inline commit_insert(task) {
     sync()
 }
 
-/* store/admit_one.py: enqueue_statement, _gate `NOT EXISTS (SELECT FROM other)`; store/admit.py: LOCK_KEY */
+/* store/enqueue.py: enqueue_statement, _gate `NOT EXISTS (SELECT FROM other)`; store/admit.py: LOCK_KEY */
 inline enqueue_one(task) {
     status[task] == NOT_THERE && (task == 0 || status[task - 1] != NOT_THERE) && (key_lock == NOBODY || LOOKS_ALONE);
     count = 0;
@@ -129,7 +129,7 @@ inline enqueue_one(task) {
     key_lock = (LOOKS_ALONE -> key_lock : ADMITTERS + task);
     is_new[task] = true;
     is_at_key[task] = true;
-    /* store/admit_one.py: _gate `SELECT status IN ('READY', 'RUNNING') FROM other`: then the end of that task admits. */
+    /* store/enqueue.py: _gate `SELECT status IN ('READY', 'RUNNING') FROM other`: then the end of that task admits. */
     leaves_it[task] = (other != READY && other != RUNNING && other != NOT_THERE);
     other = 0
 }
@@ -218,7 +218,7 @@ inline begin_to_admit(me) {
     does[me] = ASKED
 }
 
-/* store/admit_one.py: admit_one */
+/* store/enqueue.py: admit_one */
 inline begin_to_admit_one(me, task) {
     does[me] == IDLE && owed_own[task];
     owed_own[task] = false;
@@ -240,7 +240,7 @@ inline lock_key_of(me) {
     does[me] = (SNAPSHOT_FIRST -> LOOKED + 1 : LOCKED)
 }
 
-/* store/admit.py: ADMIT_NEXT `LEFT JOIN LATERAL`, ADMIT; store/admit_one.py: _gate `NOT EXISTS (SELECT FROM other)` */
+/* store/admit.py: ADMIT_NEXT `LEFT JOIN LATERAL`, ADMIT; store/enqueue.py: _gate `NOT EXISTS (SELECT FROM other)` */
 inline take_snapshot(me) {
     does[me] == LOCKED || (SNAPSHOT_FIRST && does[me] == ASKED);
     chosen[me] = NOBODY;
@@ -262,13 +262,13 @@ inline take_snapshot(me) {
     }
     for (EACH) { must_not(overtaken, chosen[me] != NOBODY && each < chosen[me] && is_unfinished(each)) }
     each = 0;
-    /* store/admit_one.py: _gate `SELECT status IN ('READY', 'RUNNING') FROM other` */
+    /* store/enqueue.py: _gate `SELECT status IN ('READY', 'RUNNING') FROM other` */
     leaves[me] = own[me] != NOBODY && other != NOT_THERE && other != READY && other != RUNNING;
     other = 0;
     does[me] = LOOKED
 }
 
-/* store/admit.py: ADMIT_NEXT `FOR NO KEY UPDATE SKIP LOCKED`; store/admit_one.py: _OWN `AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''` */
+/* store/admit.py: ADMIT_NEXT `FOR NO KEY UPDATE SKIP LOCKED`; store/enqueue.py: _OWN `AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''` */
 inline update(me) {
     does[me] == LOOKED + SNAPSHOT_FIRST;
     if

@@ -20,10 +20,10 @@ from django_pglock.backend import _maker
 from django_pglock.models import RateLimit, Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import admit as admit_module
-from django_pglock.store import admit_one as admit_one_module
+from django_pglock.store import enqueue as enqueue_module
 from django_pglock.store import wake as wakeup
 from django_pglock.store.admit import ADMIT, LOCK_KEYS, _admit_to, admit, blocked_keys, holders
-from django_pglock.store.admit_one import admit_one, enqueue_one
+from django_pglock.store.enqueue import admit_one, enqueue_one
 from django_pglock.store.insert_tasks import insert_calls, meta_of
 from django_pglock.store.outcome import Abandoned, Failed, GivenBack, Retried, Snoozed, Succeeded
 from django_pglock.store.rescue import rescue
@@ -69,7 +69,7 @@ def test_one_task_of_a_key_is_admitted_and_the_next_after_its_end(claim):
 @pytest.mark.parametrize("function", [keyed.step, keyed.trickle], ids=["lock", "rate"])
 def test_workers_are_woken_for_a_task_that_is_admitted_after_the_commit(monkeypatch, function):
     woken = []
-    monkeypatch.setattr(admit_one_module, "wake", lambda using, queues: woken.extend(queues))
+    monkeypatch.setattr(enqueue_module, "wake", lambda using, queues: woken.extend(queues))
     with transaction.atomic():
         function.using(queue_name="mail").enqueue(1)
     assert (statuses(), woken) == (["READY"], ["mail"])

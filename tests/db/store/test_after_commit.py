@@ -8,7 +8,7 @@ from django.db import DataError, InternalError, OperationalError, connection, tr
 from django_pglock import DuplicateTask, Unique, enqueue_many
 from django_pglock.models import Queue, Schedule, Task
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store import admit, admit_one, release, wake
+from django_pglock.store import admit, enqueue, release, wake
 from django_pglock.tasks.states import TaskStatus
 from tests.conftest import NEVER
 from tests.db.admin.visits import make
@@ -44,7 +44,7 @@ def ask_to_end():
     ("module", "name", "verb"),
     [
         (wake, "_notify", tasks.nothing.enqueue),
-        (admit_one, "send", enqueue_at_a_key),
+        (enqueue, "send", enqueue_at_a_key),
         (admit, "locking", lambda: enqueue_many(keyed.step, ["a", "b"])),
         (release, "ended", enqueue_after_another),
         (wake, "run", ask_to_end),

@@ -16,7 +16,6 @@ from django.utils.timezone import now
 from django_pglock import Unique, aenqueue_many, enqueue_many
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task
-from django_pglock.store import admit_one
 from django_pglock.store import enqueue as enqueue_module
 from django_pglock.store import insert_tasks as call_module
 from django_pglock.store.outcome import Succeeded
@@ -238,9 +237,8 @@ def test_a_task_of_another_backend_is_refused():
 def woken(monkeypatch):
     """The queues for which workers are woken, and a word if parents are."""
     noted = []
-    for module in (enqueue_module, admit_one):
-        monkeypatch.setattr(module, "wake", lambda using, queues: noted.extend(queues))
-        monkeypatch.setattr(module, "wake_parents", lambda using: noted.append("parents"))
+    monkeypatch.setattr(enqueue_module, "wake", lambda using, queues: noted.extend(queues))
+    monkeypatch.setattr(enqueue_module, "wake_parents", lambda using: noted.append("parents"))
     return noted
 
 

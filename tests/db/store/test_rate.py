@@ -15,10 +15,10 @@ from django.db.models.functions import Now
 
 from django_pglock.models import RateLimit, Task
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store import admit_one as module
+from django_pglock.store import enqueue as module
 from django_pglock.store import rate, wake
 from django_pglock.store.admit import admit
-from django_pglock.store.admit_one import admit_one
+from django_pglock.store.enqueue import admit_one
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.rate import delete_unused_rates, open_rates
 from django_pglock.store.settle import settle

@@ -12,10 +12,9 @@ from django.db import connection
 from django_pglock import Rate
 from django_pglock.models import Task
 from django_pglock.store.admit import ADMIT, ADMIT_NEXT, BLOCKED_KEYS, HOLDERS
-from django_pglock.store.admit_one import admit_statement, enqueue_statement
 from django_pglock.store.claim import CLAIM_FAIR, CLAIM_GROUP, RUNNING_CLAIM, claim_statement
 from django_pglock.store.count import COUNT_FAILED, COUNT_OTHERS, COUNT_READY
-from django_pglock.store.enqueue import ENQUEUE_UNKNOWN
+from django_pglock.store.enqueue import ENQUEUE_UNKNOWN, admit_statement, enqueue_statement
 from django_pglock.store.failures import FAILURE_GROUPS
 from django_pglock.store.id_range import BISECT
 from django_pglock.store.insert_tasks import insert_many
