@@ -191,7 +191,7 @@ class PostgresBackend(BaseTaskBackend):
         function of the task.
         """
         number = id_in(str(result_id))
-        row = None if number is None else self._row_of(number)
+        row = rows_of("Task", self._using).filter(pk=number, backend=self.alias).first() if number is not None else None
         if row is None:
             raise TaskResultDoesNotExist(
                 f"No task of backend {self.alias!r} has the id {result_id!r}. Finished tasks are deleted after their "
@@ -201,9 +201,6 @@ class PostgresBackend(BaseTaskBackend):
         if result is None:
             raise TaskResultDoesNotExist(unknown_function(row))
         return result
-
-    def _row_of(self, task_id: int) -> Any:
-        return rows_of("Task", self._using).filter(pk=task_id, backend=self.alias).first()
 
     def await_end(self, task_id: int, timeout: float | None) -> bool | None:
         """Wait until a task has ended, for ``timeout`` seconds at most (None: as long as it takes).

@@ -138,8 +138,7 @@ def _describe(claim: Claim, row: Any, event: Any, hint: Any) -> Any:
 
 
 def _integration() -> PGLockIntegration | None:
-    integration: PGLockIntegration | None = sentry_sdk.get_client().get_integration(PGLockIntegration)
-    return integration
+    return sentry_sdk.get_client().get_integration(PGLockIntegration)  # type: ignore[no-any-return]
 
 
 def _frames_of(event: Any) -> Iterator[dict[str, Any]]:

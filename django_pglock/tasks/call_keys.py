@@ -130,7 +130,7 @@ def _text_of(task: TaskFields, values: Mapping[str, Any]) -> str:
 
 def make_templates(task: TaskFields, where: str) -> None:
     """Keep the templates of a task. Raises ``LockKeyError`` for unknown fields and for ambiguous keys."""
-    parameters = _signature(task.func).parameters.values()
+    parameters = call_signature(task.func).parameters.values()
     takes_any = task.group is not None or any(each.kind is each.VAR_KEYWORD for each in parameters)
     known = None if takes_any else [each.name for each in parameters]
     task.kept["templates"] = {
@@ -162,21 +162,16 @@ def has_digest(key: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(function)
-
-
-@lru_cache(maxsize=1024)
-def call_signature(function: Callable[..., Any], takes_context: bool) -> inspect.Signature:
+def call_signature(function: Callable[..., Any], takes_context: bool = False) -> inspect.Signature:
     """Return the parameters of a call: those of the function without the context, which the worker adds."""
-    signature = _signature(function)
+    signature = inspect.signature(function)
     return signature.replace(parameters=[*signature.parameters.values()][takes_context:])
 
 
 @lru_cache(maxsize=1024)
 def _names(function: Callable[..., Any]) -> tuple[str, ...] | None:
     """Return the names of the parameters if all are positional. Binding a call takes ten times as long as ``zip``."""
-    parameters = _signature(function).parameters.values()
+    parameters = call_signature(function).parameters.values()
     are_plain = all(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters)
     return tuple(each.name for each in parameters) if are_plain else None
 
@@ -196,7 +191,7 @@ def _bound(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         raise TaskArgumentsError(f"{task.module_path} cannot be called like this: {error}.") from error
     bound.apply_defaults()
     values = bound.arguments
-    parameters = _signature(task.func).parameters.items()
+    parameters = call_signature(task.func).parameters.items()
     more: Mapping[str, Any] = next((values.pop(name) for name, each in parameters if each.kind is each.VAR_KEYWORD), {})
     return {**more, **values}
 
