@@ -142,10 +142,14 @@ class Capture(BaseConstraint):
 
     def calls(self, model: type[models.Model], *, ids: list[Any], **values: Any) -> list[dict[str, Any]]:
         """Return the arguments of each call of the function for a row that a trigger has inserted."""
-        names = _arguments_of(self.task)
-        values["model"] = (model._meta.concrete_model or model)._meta.label_lower
+        task, values["model"] = self.task, (model._meta.concrete_model or model)._meta.label_lower
+        parameters = call_signature(task.func, task.takes_context).parameters.values()
+        names = {each.name for each in parameters} & ARGUMENTS
+        has_id = "id" in (names | names_in_keys(task) if task.group else names)
+        if task.group or any(each.kind is each.VAR_KEYWORD for each in parameters):
+            names = ARGUMENTS
         own = {name: value for name, value in values.items() if name in names}
-        if "id" in names:
+        if has_id:
             return [{**own, "id": each} for each in ids]
         return [{**own, "ids": ids} if "ids" in names else own]
 
@@ -224,16 +228,6 @@ def declared() -> Iterator[tuple[type[models.Model], Capture]]:
     """Yield each capture with its model."""
     for model in apps.get_models():
         yield from ((model, each) for each in model._meta.constraints if isinstance(each, Capture))
-
-
-def _arguments_of(task: PostgresTask) -> set[str]:
-    """Return the names of the arguments that the function gets."""
-    parameters = call_signature(task.func, task.takes_context).parameters.values()
-    names = {each.name for each in parameters} & ARGUMENTS
-    has_id = "id" in (names | names_in_keys(task) if task.group else names)
-    if task.group or any(each.kind is each.VAR_KEYWORD for each in parameters):
-        names = ARGUMENTS
-    return names - {"ids" if has_id else "id"}
 
 
 @register("django_pglock")
