@@ -167,8 +167,8 @@ def _how_to_set(alias: str, role: str, name: str, value: str) -> str:
 
 
 @_check
-def check_task_database() -> Problems:
-    """W009: tasks are not in the default database, so enqueueing is not a part of the data's transaction."""
+def check_task_databases() -> Problems:
+    """W009 and E006: tasks are not in the data's database, or a router does not allow their table there."""
     for alias, source in sorted(_aliases_of_tasks().items()):
         if alias != DEFAULT_DB_ALIAS:
             yield problem(
@@ -176,6 +176,14 @@ def check_task_database() -> Problems:
                 f"{source} stores tasks in {alias!r}: a task that is enqueued in a transaction of another database can "
                 "run before that transaction commits, and stays if that transaction is rolled back.",
                 "Call enqueue_on_commit() instead of enqueue() where the data is in another database.",
+            )
+        if not router.allow_migrate_model(alias, model_of("Task")):
+            yield problem(
+                "E006",
+                f"{source} stores tasks in {alias!r}, but a router of the project does not allow the table of tasks "
+                "there.",
+                f"Let allow_migrate return True for {alias!r} and the app django_pglock, and run: "
+                f"manage.py migrate --database {alias}",
             )
 
 
@@ -217,20 +225,6 @@ def _changed(tasks: Sequence[TaskFields], names: Sequence[str]) -> str:
     found = [f"{path} ({', '.join(options)})" for path, options in changed.items() if options]
     more = [f"and {len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
     return "; ".join(found[:MOST_NAMED] + more)
-
-
-@_check
-def check_tables() -> Problems:
-    """E006: a router does not allow the table of tasks in the database that TASKS names."""
-    for alias, source in sorted(_aliases_of_tasks().items()):
-        if not router.allow_migrate_model(alias, model_of("Task")):
-            yield problem(
-                "E006",
-                f"{source} stores tasks in {alias!r}, but a router of the project does not allow the table of tasks "
-                "there.",
-                f"Let allow_migrate return True for {alias!r} and the app django_pglock, and run: "
-                f"manage.py migrate --database {alias}",
-            )
 
 
 @_check

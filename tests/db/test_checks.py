@@ -15,7 +15,6 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock import checks, lock, task
 from django_pglock.backend import PostgresBackend
-from django_pglock.checks import check_task_database
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import BaseTaskBackend, task_backends
 from tests.sample import scheduled
@@ -276,12 +275,12 @@ def test_a_check_reports_that_tasks_is_not_set(tmp_path):
 def test_a_check_reports_a_router_that_excludes_the_tables_of_tasks(settings):
     """migrate succeeds without making the table, and each enqueue() would fail."""
     settings.DATABASE_ROUTERS = [OnlyInOther()]
-    [problem] = checks.check_tables()
+    [problem] = checks.check_task_databases()
     assert problem.id == "django_pglock.E006"
     assert "TASKS['default']['OPTIONS']['database'] stores tasks in 'default'" in problem.msg
     assert "allow_migrate" in problem.hint
     settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": {"database": "other"}}}
-    assert checks.check_tables() == []
+    assert [each.id for each in checks.check_task_databases()] == ["django_pglock.W009"]
 
 
 class Derived(PostgresBackend):
@@ -290,10 +289,10 @@ class Derived(PostgresBackend):
 
 @pytest.mark.parametrize("path", ["django_pglock.backend.PostgresBackend", f"{__name__}.Derived"])
 def test_a_check_reports_tasks_in_another_database(settings, path):
-    assert check_task_database() == []
+    assert checks.check_task_databases() == []
     backend = {**settings.TASKS["default"], "BACKEND": path, "OPTIONS": {"database": "elsewhere"}}
     settings.TASKS = {"default": backend}
-    assert [each.id for each in check_task_database()] == ["django_pglock.W009"]
+    assert [each.id for each in checks.check_task_databases()] == ["django_pglock.W009"]
     assert task_backends
 
 

@@ -64,7 +64,7 @@ def test_invalid_options_of_a_task_backend_are_reported_by_check_and_by_the_back
         for ask in (run_checks, lambda: task_backends["default"]):
             with pytest.raises(ConfigurationError, match=rf"TASKS\['default'\]\['OPTIONS'\].*{text}"):
                 ask()
-        assert checks.check_databases() == checks.check_task_database() == []
+        assert checks.check_databases() == checks.check_task_databases() == []
 
 
 def test_a_check_reports_all_misspelled_settings_at_once():
