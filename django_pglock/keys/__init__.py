@@ -105,7 +105,7 @@ def part_of(value: Any) -> str:
     """
     if isinstance(value, Enum):
         value = value.value
-    if hasattr(value, "_meta") and hasattr(value, "pk"):
+    if hasattr(value, "_meta") and hasattr(value, "pk") and not isinstance(value, type):
         return _part_of_model(value)
     if isinstance(value, bool) or not isinstance(value, (str, int, UUID, date)):
         raise LockKeyError(

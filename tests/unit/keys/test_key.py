@@ -144,6 +144,12 @@ def test_invalid_names_of_locks_are_refused(bad):
         make_key(bad)
 
 
+def test_the_error_for_a_model_names_the_class_of_models():
+    """It has the attribute pk, as its instances have. The error was about a property."""
+    with pytest.raises(LockKeyError, match="A ModelBase cannot be part"):
+        make_key(ContentType)
+
+
 def test_no_part_is_refused():
     for function in (make_key, join):
         with pytest.raises(LockKeyError, match="needs a name"):
