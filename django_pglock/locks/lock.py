@@ -210,6 +210,9 @@ class Lock:
                 return self._answer_busy(busy, args, kwargs)
             try:
                 result = function(*args, **kwargs)
+                if inspect.iscoroutine(result):
+                    result.close()
+                    raise _early_return(function, "returned a coroutine")  # noqa: TRY301 - the lock is released below
                 if keeps is not None and keeps(handle, result):
                     return result
             except BaseException as error:
@@ -353,11 +356,15 @@ def _template_naming(function: Callable[..., Any], parts: tuple[Any, ...]) -> Na
 def refuse_generators(function: Callable[..., Any]) -> None:
     """Raise ``ConfigurationError`` for functions whose call returns before their body has run."""
     for ask, what in (
-        (inspect.isasyncgenfunction, "an async generator"),
-        (inspect.isgeneratorfunction, "a generator"),
+        (inspect.isasyncgenfunction, "is an async generator"),
+        (inspect.isgeneratorfunction, "is a generator"),
     ):
         if ask(function):
-            raise ConfigurationError(
-                f"{_called(function)} is {what}: its call returns before its body runs, so the lock would not be "
-                "held while the body runs. Take the lock inside the function."
-            )
+            raise _early_return(function, what)
+
+
+def _early_return(function: Callable[..., Any], what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{_called(function)} {what}: its call returns before its body runs, so the lock would not be held while the "
+        "body runs. Take the lock inside the function."
+    )

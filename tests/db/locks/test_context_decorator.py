@@ -136,6 +136,17 @@ def test_generator_functions_are_refused_at_decoration():
         lock("a:{nobody}")(lambda x: x)
 
 
+def test_a_function_that_returns_a_coroutine_is_refused_because_it_runs_without_the_lock(somebody):
+    """As a decorator does that does not know of coroutines, between the lock and the coroutine function."""
+
+    async def work():
+        raise AssertionError("The body ran.")
+
+    with pytest.raises(ConfigurationError, match="returned a coroutine: its call returns before its body runs"):
+        lock("a")(lambda: work())()
+    assert somebody.can_have("a")
+
+
 @pytest.mark.parametrize("on_busy", ["skip", lambda busy: None], ids=["skip", "function"])
 @pytest.mark.parametrize("make", [partial(lock, timeout=0), Lease], ids=["lock", "Lease"])
 def test_on_busy_of_a_block_is_refused_because_the_body_would_run_in_any_case(make, on_busy):
