@@ -87,7 +87,7 @@ inline choose(me) {
     does[me] = CHOSE
 }
 
-/* store/claim.py: claim_statement `Least(F("attempts"), MOST_ATTEMPTS) + 1`; store/marking.py: marking_sql */
+/* store/claim.py: CLAIM `attempts = {next_attempt}` */
 inline claim(me) {
     does[me] == CHOSE;
     if

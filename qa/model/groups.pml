@@ -107,7 +107,7 @@ inline admit(task) {
     check()
 }
 
-/* store/ready.py: ready `status=TaskStatus.READY`; store/claim.py: claim_statement `Least(F("attempts"), MOST_ATTEMPTS) + 1` */
+/* store/claim.py: CLAIM `task.status = 'READY'`, CLAIM `attempts = {next_attempt}` */
 inline claim(me, task) {
     does[me] == IDLE && status[task] == READY;
     status[task] = RUNNING;

@@ -134,7 +134,7 @@ inline enqueue_one(task) {
     other = 0
 }
 
-/* store/enqueue.py: enqueue `after_commit(using, admit_next, using, task, [call.lock])` */
+/* store/enqueue.py: enqueue `after_commit(using, admit_next, using, [call.lock], is_rated=task.rate is not None)` */
 inline commit_enqueue_one(task) {
     is_new[task] && is_at_key[task];
     is_new[task] = false;
