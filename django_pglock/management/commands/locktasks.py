@@ -250,12 +250,7 @@ class Command(TerminalCommand):
             )
         self.stdout.write(verb.message(verb.done, count))
         if (left := len(ids) - count) > 0:
-            text = ngettext(
-                "%d task was not changed: it does not exist, or is in another state.",
-                "%d tasks were not changed: they do not exist, or are in another state.",
-                left,
-            )
-            self.stdout.write(text % left)
+            self.stdout.write(verb.message(verb.unchanged, left))
 
     def _is_confirmed(self, verb: Verb, tasks: Any, options: dict[str, Any], value: str = "") -> bool:
         """Say how many tasks a verb would change, and ask, unless the options answer that. Return the answer."""

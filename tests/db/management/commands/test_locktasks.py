@@ -134,7 +134,7 @@ def test_each_verb_is_a_subcommand_with_ids_or_filters(verb):
     assert locktasks(verb.command, *value, "--all", "--dry-run") == f"{verb.message(verb.question, 1)}\n"
     assert locktasks(verb.command, *value, row.pk, row.pk + 1).splitlines() == [
         verb.message(verb.done, 1),
-        "1 task was not changed: it does not exist, or is in another state.",
+        verb.message(verb.unchanged, 1),
     ]
     with pytest.raises(CommandError, match="No task with these ids is in a state that allows this"):
         locktasks(verb.command, *value, row.pk + 1)
