@@ -38,7 +38,7 @@ from django_pglock.postgres.connections import connection_for
 from django_pglock.store.failures import MOST_FOUND, FailureCounts, failures
 from django_pglock.store.id_range import newest
 from django_pglock.store.numbers import totals
-from django_pglock.store.operate import HIGHEST_RATE, LOWEST_RATE, RETRY, VERBS, Verb, enqueue_redrive
+from django_pglock.store.operate import DELETE, HIGHEST_RATE, LOWEST_RATE, RETRY, VERBS, Verb, enqueue_redrive
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 from django_pglock.store.statements import MOST_COUNTED
 from django_pglock.tasks.backends import database_of_tasks
@@ -271,11 +271,8 @@ class Command(TerminalCommand):
         ages = {"older_than": options["older_than"], "statuses": options["status"] or (), "dry_run": is_dry}
         with wrong_arguments():
             count = rows.prune(**ages)
-        if is_dry:
-            text = ngettext("%s task would be deleted.", "%s tasks would be deleted.", count)
-            self.stdout.write(text % (f"{MOST_COUNTED}+" if count > MOST_COUNTED else count))
-        else:
-            self.stdout.write(ngettext("%d task was deleted.", "%d tasks were deleted.", count) % count)
+        text, most = (DELETE.question, MOST_COUNTED) if is_dry else (DELETE.done, None)
+        self.stdout.write(DELETE.message(text, count, most=most))
 
     def _pause(self, rows: Any, options: dict[str, Any]) -> None:
         [queue] = options["queue"]

@@ -29,8 +29,8 @@ def few_old_ones(history):
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
-        (["prune", "--dry-run", "--older-than", "30"], "100 tasks would be deleted."),
-        (["prune", "--dry-run", "--older-than", "30", "--status", "FAILED"], "0 tasks would be deleted."),
+        (["prune", "--dry-run", "--older-than", "30"], "100 finished tasks would be deleted"),
+        (["prune", "--dry-run", "--older-than", "30", "--status", "FAILED"], "0 finished tasks would be deleted"),
         (["list", "--older-than", "30", "--limit", "2"], "SUCCESSFUL"),
         (["list", "--older-than", "90"], "No task matches."),
     ],
