@@ -60,3 +60,18 @@ def locked() -> Callable[[int | str], AbstractContextManager[None]]:
             connection.close()
 
     return lock
+
+
+@pytest.fixture
+def finished(eventually):
+    """Wait until a result is finished and return it as it is then."""
+
+    def wait(result):
+        def look():
+            result.refresh()
+            return result.is_finished
+
+        eventually(look, why=f"task {result.id} never finished")
+        return result
+
+    return wait

@@ -28,18 +28,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def finished(worker, eventually):
+def finished(worker, finished):
     worker()
-
-    def wait(result):
-        def look():
-            result.refresh()
-            return result.is_finished
-
-        eventually(look)
-        return result
-
-    return wait
+    return finished
 
 
 def test_a_result_has_the_fields_of_the_documentation_of_django(finished):

@@ -13,22 +13,15 @@ from django.db.models.functions import Now
 
 from django_pglock.models import Queue, Schedule, Task
 from tests.db.store.schedules import HOUR, schedule
+from tests.db.store.test_marking import Replica
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-class ReadsElsewhere:
-    def db_for_read(self, model, **hints):
-        return "a replica"
-
-    def db_for_write(self, model, **hints):
-        return "default"
-
-
 @pytest.fixture
 def reads_elsewhere(settings):
-    settings.DATABASE_ROUTERS = [ReadsElsewhere()]
+    settings.DATABASE_ROUTERS = [Replica()]
 
 
 def fail(rows):
@@ -86,7 +79,7 @@ def test_queues_are_paused_in_the_database_for_writes(reads_elsewhere):
 
 def test_schedules_are_changed_in_the_database_for_writes(own_registry, settings):
     schedule(due=5.5 * HOUR)
-    settings.DATABASE_ROUTERS = [ReadsElsewhere()]
+    settings.DATABASE_ROUTERS = [Replica()]
     assert Schedule.objects.all().disable() == 1
     assert Schedule.objects.all().enable() == 1
     assert [Schedule.objects.all().run_now()] == [list(Task.objects.using("default").values_list("pk", flat=True))]

@@ -21,21 +21,6 @@ from tests.sql import execute_sql
 
 
 @pytest.fixture
-def finished(eventually):
-    """Wait until a result is finished and return it as it is then."""
-
-    def wait(result):
-        def look():
-            result.refresh()
-            return result.is_finished
-
-        eventually(look, why=f"task {result.id} never finished")
-        return result
-
-    return wait
-
-
-@pytest.fixture
 def gate():
     """Keep ``running_tasks.wait_for_note`` running until the note is there."""
     yield lambda: Effect.objects.create(name="go on")

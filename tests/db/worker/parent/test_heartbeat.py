@@ -22,9 +22,10 @@ from django_pglock.worker.parent.heartbeat import Heartbeat
 from tests.conftest import NEVER
 from tests.db.store.test_cancel import wait_until_begun
 from tests.db.worker.conftest import wait_for_end
-from tests.db.worker.parent.conftest import fetch, sessions, terminate
+from tests.db.worker.parent.conftest import sessions, terminate
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -229,10 +230,8 @@ def test_a_parent_is_unbroken_only_while_its_beats_come(beating, settings, beat_
 
 def held_locks():
     database = "(SELECT oid FROM pg_database WHERE datname = current_database())"
-    found = fetch(
-        f"SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = %s AND database = {database}", WORKER
-    )
-    return len(found)
+    held = f"SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = %s AND database = {database}"
+    return len(execute_sql(held, [WORKER]))
 
 
 def test_the_lock_is_held_by_each_session_and_its_number_is_in_the_rows(beating, eventually):
@@ -268,7 +267,8 @@ def test_behind_a_pooler_there_is_neither_lock_nor_notification(pooled, beating,
     heartbeat = beating()
     assert (heartbeat.lock_key, heartbeat.is_listening, held_locks()) == (None, False, 0)
     assert Worker.objects.get().lock_key is None
-    fetch("SELECT pg_notify(%s, %s)", module.channel_of(heartbeat.parent), f"{heartbeat.workers.ids[0]} 0 default")
+    payload = f"{heartbeat.workers.ids[0]} 0 default"
+    execute_sql("SELECT pg_notify(%s, %s)", [module.channel_of(heartbeat.parent), payload])
     beat_once(heartbeat)
     assert heartbeat.workers.wakes == []
 
@@ -278,9 +278,9 @@ def test_notifications_are_passed_on_and_nonsense_is_not(beating, caplog, eventu
     [worker] = heartbeat.workers.ids
     channel = module.channel_of(heartbeat.parent)
     for payload in (f"{worker} one default", "", "nonsense", f"{worker} 1 a queue with spaces"):
-        fetch("SELECT pg_notify(%s, %s)", channel, payload)
+        execute_sql("SELECT pg_notify(%s, %s)", [channel, payload])
     woken = len(heartbeat.workers.upkeeps)
-    fetch(f"SELECT pg_notify('{module.SCHEDULED_CHANNEL}', '')")
+    execute_sql(f"SELECT pg_notify('{module.SCHEDULED_CHANNEL}', '')")
     eventually(lambda: len(heartbeat.workers.upkeeps) > woken)
     assert heartbeat.workers.wakes == [(str(worker), "a queue with spaces", 1)]
     assert not heartbeat.workers.lost
@@ -325,7 +325,7 @@ def test_beats_are_written_while_the_table_of_tasks_is_locked(beating, beat_once
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
         assert beat_once(heartbeat) == set(heartbeat.workers.ids)
-        fetch("SELECT pg_notify(%s, 'a request')", module.channel_of(heartbeat.parent))
+        execute_sql("SELECT pg_notify(%s, 'a request')", [module.channel_of(heartbeat.parent)])
         heartbeat.answer_stack(heartbeat.workers.ids[0], task.pk, 1, "text")
         assert beat_once(heartbeat) == set(heartbeat.workers.ids)
     assert Worker.objects.get().heartbeat_at > before
