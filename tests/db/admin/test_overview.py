@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from datetime import timedelta
+from functools import partial
 from inspect import isgeneratorfunction
 
 import pytest
@@ -297,7 +298,7 @@ def fail(count, path="shop.bank.charge", *, exception="builtins.ConnectionError"
         add_attempt(row, exception=exception, traceback=trace)
 
 
-def test_failures_of_a_function_with_exception_and_place(facts):
+def test_failures_of_a_function_with_exception_and_place(facts, monkeypatch):
     fail(1)
     [sentence] = overview.failing_functions(facts)
     assert re.fullmatch(r"1 failure of charge, \d+ s ago: ConnectionError in bank.py:88", sentence.text)
@@ -305,6 +306,9 @@ def test_failures_of_a_function_with_exception_and_place(facts):
     fail(2)
     [sentence] = overview.failing_functions(facts)
     assert sentence.text.startswith("3 failures of charge, the first ")
+    monkeypatch.setattr(overview, "failures", partial(overview.failures, most=2))
+    [sentence] = overview.failing_functions(facts)
+    assert sentence.text.startswith("2+ failures of charge, the first ")
 
 
 def test_failures_of_another_day_need_no_attention(facts):

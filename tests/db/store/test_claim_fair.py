@@ -30,6 +30,7 @@ def test_fair_claims_of_one_task_alternate_between_the_keys():
     claims = claims_of()
     got = [tenant for _ in range(30) for tenant in tenants(claims.claim(1))]
     assert got == ["a", "b", "c"] * 10
+    assert tenants(claims.claim(4)) == ["a", "b", "c", "a"], "no key is left out"
 
 
 def in_order(numbers, priorities):
