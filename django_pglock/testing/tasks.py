@@ -257,9 +257,9 @@ class Here:
         assert ended is not None  # noqa: S101 - for the type checker
         self.thread.clean_up(claim)
         self.in_flight.end(ended)
-        lost = self.settler.counts[None]
+        lost = self.settler.lost
         self._settle()
-        if self.settler.counts[None] > lost:
+        if self.settler.lost > lost:
             for each in (ended, *ended.same_call):
                 each.outcome = None
         return ended

@@ -226,15 +226,11 @@ class Child:
 
     def report(self) -> dict[str, Any]:
         """Return the numbers and the health of this child, for probes and metrics."""
-        # A copy, because the settler may count at this moment.
-        in_flight, counts = self.in_flight, dict(self.settler.counts)
+        in_flight = self.in_flight
         return {
-            "claimed": sum(counts.values()) + len(in_flight.claims),
             "in_flight": len(in_flight.claims),
             "running": in_flight.running,
             "unsettled": in_flight.unsettled,
-            "outcomes": {("lost" if kind is None else kind.__name__): number for kind, number in counts.items()},
-            "reconnects": {service.name: service.reconnects for service in self.services},
             "hung": self.hung(),
             "unready": self.unready(),
         }

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections import Counter
 from collections.abc import Callable
 from operator import attrgetter
 from queue import Empty
@@ -165,8 +164,8 @@ class Settler(Service):
         self._locked: dict[Claim, EndedClaim] = {}
         self._check_locked_at = 0.0
         self._is_progress_due = False
-        #: The number of ended claims by class of outcome; None: of lost claims.
-        self.counts: Counter[type[Any] | None] = Counter()
+        #: The number of claims that were lost.
+        self.lost = 0
         self.history = History(using)
 
     def connected(self) -> None:
@@ -301,7 +300,6 @@ class Settler(Service):
         if accepted is not None:
             # Some claims were lost.
             return self._report(batch, dict.fromkeys(accepted))
-        self.counts[Succeeded] += len(batch)
         self.history.count(batch)
         return batch
 
@@ -329,7 +327,7 @@ class Settler(Service):
         lost = [ended for ended in batch if not ended.is_settled and ended.claim.id not in accepted]
         for ended in lost:
             report_lost(ended)
-        self.counts.update([*map(type, map(OUTCOME, settled)), *[None] * len(lost)])
+        self.lost += len(lost)
         self.history.count(settled)
         if reruns := [ended.claim.queue for ended in settled if not isinstance(ended.outcome, FINAL)]:
             # Other workers and services are notified of tasks that will run again, now or later.

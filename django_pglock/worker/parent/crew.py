@@ -12,7 +12,6 @@ import math
 import os
 import signal
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -128,9 +127,6 @@ class Crew:
         self.have_failed = False
         #: What draining children could not run.
         self.left_behind: list[str] = []
-        #: What the children that have ended have counted. The lock is held while a child moves from ``all`` to here.
-        self.ended: Counter[str] = Counter()
-        self.moving = threading.Lock()
         self._failures: Counter[int] = Counter()
         # The numbers of the children that have to be started later.
         self._later: dict[int, Timer] = {}
@@ -358,9 +354,7 @@ class Crew:
             self.kill(child, f"has been frozen for {silence:.0f} s")
 
     def _forget(self, child: Child) -> None:
-        with self.moving:
-            self.all.remove(child)
-            self.ended.update(counted(child.report))
+        self.all.remove(child)
         self.loop.unwatch(child.channel)
         child.channel.close()
 
@@ -374,11 +368,6 @@ class Crew:
         if time.monotonic() - child.started_at >= STABLE_AFTER:
             self._failures[child.number] = 0
         self._start_later(child.number, f"{child!r} has ended unexpectedly {in_words(code)}")
-
-
-def counted(report: dict[str, Any]) -> dict[str, int]:
-    """Return the numbers of a report that only grow."""
-    return {"claimed": report.get("claimed", 0), **report.get("outcomes", {}), **report.get("reconnects", {})}
 
 
 def in_words(code: int) -> str:

@@ -14,11 +14,11 @@ from django_pglock.conf import get_settings
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.liveness import silent_after
 from django_pglock.worker.loop import Loop
-from django_pglock.worker.parent.crew import Crew, counted
+from django_pglock.worker.parent.crew import Crew
 
 logger = get_logger(WORKER)
 
-#: The numbers of a report that are true at its moment. All others only grow.
+#: The numbers of the report of a child.
 OF_NOW = ("in_flight", "running", "unsettled")
 #: Seconds between two messages to systemd while the worker is not ready.
 CHECK_INTERVAL = 0.25
@@ -51,18 +51,6 @@ class Health:
         """Return the seconds since the oldest of the last heartbeats was written; None before the first one."""
         dates = [crew.heartbeat.beat_at for crew in self.crews]
         return None if None in dates else time.monotonic() - min(date for date in dates if date is not None)
-
-    @property
-    def counted(self) -> Counter[str]:
-        """What all children have counted since the start, by the names in their reports."""
-        total: Counter[str] = Counter()
-        for crew in self.crews:
-            total.update({service.name: service.reconnects for service in crew.services})
-            with crew.moving:
-                total.update(crew.ended)
-                for child in crew.all:
-                    total.update(counted(child.report))
-        return total
 
     @property
     def now(self) -> Counter[str]:
@@ -126,9 +114,7 @@ class SystemdNotifier:
             self._say("STOPPING=1", f"STATUS={self._status()}")
 
     def _status(self) -> str:
-        ended = self.health.counted
-        work = f"{self.health.now['running']} tasks running, {ended['Succeeded']} succeeded, {ended['Failed']} failed"
-        return self.health.unready() or work
+        return self.health.unready() or f"{self.health.now['running']} tasks running"
 
     def _say(self, *lines: str) -> None:
         """Send one message. Does not wait. The first failure is logged, and none is raised."""

@@ -25,8 +25,6 @@ PREFIX = "django_pglock_"
 #: The characters that Prometheus requires to be escaped in the value of a label.
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: The outcomes of claims.
-ENDS = ("succeeded", "failed", "retried", "snoozed", "cancelled", "interrupted", "given_back", "abandoned")
 #: The buckets that are shown. Their bounds grow by a factor of 4, up to 70 minutes. They are few,
 #: because each bucket is a time series for each function, queue and process.
 SHOWN = {**{bucket: str(BOUNDS[bucket]) for bucket in range(0, 45, 4)}, len(BOUNDS): "+Inf"}
@@ -38,8 +36,6 @@ GAUGES = (
     ("tasks_running", "running", "Tasks that run now."),
     ("outcomes_waiting", "unsettled", "Outcomes that wait for the database."),
 )
-#: The parts of a worker that have a database session.
-PARTS = ("heartbeat", "upkeep", "feeder", "settler")
 
 
 class Sample(NamedTuple):
@@ -60,7 +56,7 @@ class Family(NamedTuple):
 
 
 class Metrics:
-    """What the children of a worker have counted, and what is in its databases. ``health`` is that of the worker."""
+    """What the children of a worker do now, and what is in its databases. ``health`` is that of the worker."""
 
     def __init__(self, health: Health) -> None:
         self.health = health
@@ -68,20 +64,8 @@ class Metrics:
 
     def exposition(self) -> str:
         """Return all metrics as text."""
-        families = chain(self._counters(), self._gauges(), self._of_databases())
+        families = chain(self._gauges(), self._of_databases())
         return "".join(line for family in families for line in _lines(family))
-
-    def _counters(self) -> Iterator[Family]:
-        counted = self.health.counted
-        # Children count them by the names of their classes, such as GivenBack.
-        ended = [Sample(counted[end.title().replace("_", "")], {"outcome": end}) for end in ENDS]
-        lost = "Claims whose outcome was dropped, because another worker had claimed the task."
-        reconnects = [Sample(counted[part], {"part": part}) for part in PARTS]
-        yield Family("claims_total", "Tasks claimed.", [Sample(counted["claimed"])], "counter")
-        yield Family("outcomes_total", "Claims that ended, by outcome.", ended, "counter")
-        yield Family("claims_lost_total", lost, [Sample(counted["lost"])], "counter")
-        text = "Database sessions opened after one was lost, by part of the worker."
-        yield Family("reconnects_total", text, reconnects, "counter")
 
     def _gauges(self) -> Iterator[Family]:
         is_ready = Sample(int(self.health.unready() is None))

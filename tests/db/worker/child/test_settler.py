@@ -90,7 +90,7 @@ def test_a_locked_row_does_not_delay_other_outcomes(in_flight, eventually, locke
     eventually(lambda: not running.in_flight.claims)
     row = Task.objects.get(pk=held.id)
     assert (row.status, row.progress) == (outcome.status, {"done": 9} if tells else None)
-    assert (running.settler.reconnects, running.settler.counts[None]) == (0, 0)
+    assert (running.settler.reconnects, running.settler.lost) == (0, 0)
 
 
 def test_a_claim_that_is_lost_while_its_row_is_locked_is_lost(in_flight, eventually, in_threads):
@@ -104,7 +104,7 @@ def test_a_claim_that_is_lost_while_its_row_is_locked_is_lost(in_flight, eventua
 
     in_threads(take_away, 1)
     eventually(lambda: not running.in_flight.claims)
-    assert running.settler.counts[None] == 1
+    assert running.settler.lost == 1
     assert Task.objects.get().status == "RUNNING"
 
 

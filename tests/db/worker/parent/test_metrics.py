@@ -1,4 +1,4 @@
-"""The metrics of a worker: what they count, and in which format."""
+"""The metrics of a worker: what they tell, and in which format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 
 import pytest
 from django.db import OperationalError
-from django.db.models import F
 
 from django_pglock.models import Number, Queue, Task
 from django_pglock.worker.parent import metrics as module
@@ -15,35 +14,19 @@ from tests.conftest import NEVER
 from tests.db.worker.parent.asking import ask, metrics
 from tests.db.worker.parent.conftest import sessions
 from tests.sample import running_tasks, tasks
-from tests.sample.models import Effect
 from tests.sample.running_tasks import FOREVER
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_outcomes_of_claims_are_counted(probed, eventually, monkeypatch):
-    # Otherwise a claim that waits for long counts twice.
-    monkeypatch.setattr("django_pglock.worker.child.feeder.LONGEST_WAIT", FOREVER)
+def test_what_the_children_do_now_is_told(probed, eventually):
     worker = probed()
-    for call in (tasks.nothing, tasks.nothing, tasks.fail_twice, tasks.fail_for_good):
-        call.enqueue(*["a"] * (call is tasks.fail_twice))
     running_tasks.wait_for_note.enqueue("go on")
-    eventually(lambda: Effect.objects.filter(name="waits").exists())
     eventually(lambda: (found := metrics(worker))["tasks_in_flight"] == found["tasks_running"] == 1)
-    Task.objects.filter(task_path__endswith="wait_for_note").update(attempts=F("attempts") + 1)
     running_tasks.note("go on")
-
-    eventually(lambda: metrics(worker)["outcomes_total outcome=succeeded"] >= 3)
-    # The outcome is counted when it is written. The claim is removed right after.
-    found = eventually(
-        lambda: (found := metrics(worker))["claims_lost_total"] and not found["tasks_in_flight"] and found
-    )
-    counts = {name.partition("=")[2]: found[name] for name in found if name.startswith("outcomes_total")}
-    others = dict.fromkeys(("snoozed", "cancelled", "interrupted", "given_back", "abandoned"), 0)
-    assert counts == {"succeeded": 3, "retried": 2, "failed": 1, **others}
-    assert (found["claims_total"], found["claims_lost_total"]) == (7, 1)
-    assert (found["threads"], found["worker_ready"]) == (2, 1)
-    assert (found["tasks_in_flight"], found["tasks_running"], found["outcomes_waiting"]) == (0, 0, 0)
+    found = eventually(lambda: not (found := metrics(worker))["tasks_in_flight"] and found)
+    assert (found["processes"], found["threads"], found["worker_ready"]) == (1, 2, 1)
+    assert (found["tasks_running"], found["outcomes_waiting"]) == (0, 0)
     assert 0 <= found["heartbeat_age_seconds"] < NEVER
 
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import threading
 import time
-from collections import Counter
 
 import pytest
 
 from django_pglock.models import Worker
 from django_pglock.worker.parent import crew as module
 from django_pglock.worker.parent.crew import Child, in_words, is_running
-from django_pglock.worker.parent.health import Health
 
 
 @pytest.fixture
@@ -211,33 +208,6 @@ def test_a_child_that_ends_has_its_wake_ups_passed_to_another(make):
     assert woken_by("one that has ended") == [2]
     children.drain()
     assert woken_by(third.id) == []
-
-
-def test_nothing_that_was_counted_is_lost_when_a_child_ends(make):
-    """Its last report may still be unread when its end is told."""
-    children = make()
-    children.fake.ends[0].send(report={"claimed": 3, "outcomes": {"Succeeded": 2}, "reconnects": {"settler": 1}})
-    children.note_end(os.getpid(), -9)
-    assert children.ended == {"claimed": 3, "Succeeded": 2, "settler": 1}
-
-
-def test_no_count_falls_at_the_moment_when_a_child_ends(make):
-    """A scrape that comes between two statements would see a counter that begins anew."""
-    children, seen = make(), []
-    scrape = threading.Thread(target=lambda: seen.append(Health([children]).counted["claimed"]))
-
-    class Slow(Counter):
-        def update(self, *counts):
-            if counts != (None,):  # it is made
-                scrape.start()
-                scrape.join(0.2)
-            super().update(*counts)
-
-    children.ended = Slow()
-    children.fake.ends[0].send(report={"claimed": 3})
-    children.note_end(os.getpid(), 1)
-    scrape.join()
-    assert seen == [3]
 
 
 @pytest.mark.parametrize("length", [1, 80, 255, 5000])
