@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import BooleanOptionalAction
 from functools import partial
 from typing import Any
 
@@ -13,14 +14,14 @@ from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.loggers import WORKER, get_logger
-from django_pglock.management.arguments import WrongArguments, wrong_arguments
+from django_pglock.management.arguments import WrongArguments, number, wrong_arguments
 from django_pglock.management.terminal import TerminalCommand
-from django_pglock.management.worker_arguments import add_worker_arguments
 from django_pglock.management.worker_process import banner, own_command_line, show_log
 from django_pglock.tasks.backends import database_of_tasks, our_backends
 from django_pglock.worker import Worker
 from django_pglock.worker.child.child import LEFT_BEHIND, run_child
 from django_pglock.worker.child.logs import silence_unhandled_loggers
+from django_pglock.worker.options import DEFAULT_HOST, NUMBERS
 from django_pglock.worker.parent.starter import channel_of_spawned, run_to_end
 from django_pglock.worker.queues import Queues
 
@@ -45,7 +46,50 @@ class Command(TerminalCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the arguments."""
-        add_worker_arguments(parser)
+
+        def add(name: str, text: str, **options: Any) -> None:
+            if (limits := NUMBERS.get(name[2:].replace("-", "_"))) is not None:
+                options["type"] = number(*limits)
+            parser.add_argument(name, help=text, **options)
+
+        queues = _(
+            "Queues to serve (default: all): NAME, or PREFIX* for all names with this prefix. They are searched in the "
+            "given order; with NAME=WEIGHT, the weight says how often a queue is searched first."
+        )
+        add("queues", queues, nargs="*", metavar="QUEUE")
+        excluded = _("A queue, or PREFIX*, that is not served. Can be repeated.")
+        add("--exclude", excluded, action="append", default=[], metavar="QUEUE")
+        add("--threads", _("Number of sync tasks that run at once (default: 4)."), default=4)
+        grace = _("Time that running tasks have to finish after the first signal (default: 30).")
+        add("--grace", grace, default=30.0, metavar="SECONDS")
+        databases = _(
+            "Database alias of the tasks (default: the one that the backends in TASKS use). Can be repeated: each "
+            "database has --processes of its own."
+        )
+        add("--database", databases, action="append", default=[], metavar="ALIAS")
+        backend = _(
+            "Name in TASKS of the backend to serve, if several share a database (default: all of that database)."
+        )
+        add("--backend", backend, metavar="NAME")
+        processes = _(
+            "Number of processes that run tasks, each with these options. This process runs none: it watches them, and "
+            "replaces one that ends (default: 1)."
+        )
+        add("--processes", processes, default=1, metavar="N")
+        add("--max-tasks", _("Replace a process after it has run N tasks."), metavar="N")
+        memory = _("Replace a process that uses more memory than this. Running tasks have the --grace to finish.")
+        add("--max-memory", memory, metavar="MIB")
+        probes = _(
+            "Serve /livez, /readyz and /metrics over HTTP on this port, or at ADDRESS:PORT (default address: %s, "
+            "because probes and scrapers are on other hosts)."
+        )
+        add("--probe-port", probes % DEFAULT_HOST, metavar="PORT")
+        drain = _("Exit when no task is left to run. Tasks scheduled for later and tasks in paused queues are not run.")
+        add("--drain", drain, action="store_true")
+        reload = _(
+            "Restart when code changes, after running tasks have finished (default: if DEBUG is on, without --drain)."
+        )
+        add("--reload", reload, action=BooleanOptionalAction, default=None)
 
     def handle(self, *args: Any, verbosity: int, reload: bool | None, **options: Any) -> None:
         """Check the arguments, and run a parent or, in a new interpreter of one, a child."""

@@ -13,7 +13,7 @@ from django.core.management.base import CommandParser
 from django.db import OperationalError, ProgrammingError, connection, transaction
 from django.test import override_settings
 
-from django_pglock.management.worker_arguments import add_worker_arguments
+from django_pglock.management.commands.runlockworker import Command
 from django_pglock.worker import Worker
 from django_pglock.worker.queues import Queues
 from tests.db.management.commands.test_locktasks import locktasks
@@ -115,7 +115,7 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
 
 def test_each_option_of_a_worker_is_an_argument_with_the_same_default():
     parser = CommandParser()
-    add_worker_arguments(parser)
+    Command().add_arguments(parser)
     arguments = vars(parser.parse_args([]))
     options = {name: each.default for name, each in signature(Worker).parameters.items()}
     assert options.keys() - arguments.keys() == {"using", "command", "reloads"}
