@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from django_pglock.worker import Worker
@@ -30,16 +27,16 @@ class InProcessChild(Child):
 class ThreadStarter:
     """Starts each child as a thread."""
 
-    def __init__(self, loop: Loop, run_child: Any, command: Any, *, on_end: Any, on_lost: Any) -> None:
+    pids = ()
+
+    def __init__(self, loop: Loop, run_child: Any, command: Any, on_end: Any, on_lost: Any) -> None:
         self.loop = loop
         self.on_end = on_end
         self.children: list[InProcessChild] = []
-        self._numbers = itertools.count(os.getpid() * 1000)
         self._threads: list[threading.Thread] = []
 
-    def start(self, channel: socket.socket, started: Callable[[int, str], None]) -> None:
+    def start(self, key: str, channel: socket.socket) -> None:
         end = Channel(channel.dup())
-        number = next(self._numbers)
         # The first one. The heartbeat may have sent others already.
         message = next(end.receive())
         child = InProcessChild(end, message["start"])
@@ -49,14 +46,13 @@ class ThreadStarter:
             code = child.run()
             end.flush()
             end.close()
-            self.loop.call_soon(lambda: self.on_end(number, code))
+            self.loop.call_soon(lambda: self.on_end(key, code))
 
         thread = threading.Thread(target=run, name="lockworker-child", daemon=True)
         self._threads.append(thread)
-        self.loop.call_soon(lambda: started(number, ""))
         thread.start()
 
-    def signal(self, pid: int, number: int) -> None:
+    def kill(self, key: str) -> None:
         """Kill nothing: the child would be this process."""
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from django_pglock.loggers import get_logger
 from django_pglock.store.numbers import depths
 from django_pglock.store.statements import rows_of
 from django_pglock.tasks.backends import our_backends
-from django_pglock.worker.parent.metrics import PREFIX, depth_families, joined
+from django_pglock.worker.parent.metrics import PREFIX, depth_families
 
 logger = get_logger("django_pglock.tasks")
 
@@ -48,7 +48,7 @@ class TaskCollector(Collector):  # type: ignore[misc]
         """Yield the metrics; none, with a warning in the log, while a database cannot be reached."""
         databases = {backend.database for backend in our_backends()}
         try:
-            found = joined(chain(*map(depths, databases)))
+            found = [*chain(*map(depths, databases))]
             workers = sum(rows_of("Worker", alias).alive().count() for alias in databases)
         except DatabaseFailure as error:
             logger.warning("The metrics of tasks cannot be read: %s", one_line(error))

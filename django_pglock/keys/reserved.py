@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 
-#: Held for a round of upkeep, with the second number 0.
+#: Held while due tasks are promoted, with the second number 0.
 UPKEEP = 0x70676C01
 #: Held while tasks are admitted to a lock key. The second number is from the key's SHA-256. If two keys have the same
 #: number, their admissions wait for each other, for the time of one message to the server. An admission to several keys

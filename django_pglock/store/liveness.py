@@ -34,8 +34,8 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from django_pglock.conf import get_settings
-from django_pglock.keys.reserved import UPKEEP, WORKER
-from django_pglock.store.statements import BY_INDEX, IN_INDEX_ORDER, rows_of, run
+from django_pglock.keys.reserved import WORKER
+from django_pglock.store.statements import IN_INDEX_ORDER, rows_of, run
 
 #: The number of missing heartbeats after which a worker without a session is dead. A little more than two, because a
 #: heartbeat may be in transit.
@@ -211,24 +211,6 @@ def delete_dead(using: str, *, unbroken: float) -> int:
     return len(run(using, DELETE_DEAD, limit, first=IN_INDEX_ORDER)) if unbroken >= limit else 0
 
 
-# The advisory locks of workers: one that the session of each parent holds, and one of a round of upkeep.
-#
-# While the parent's lock is held, missing heartbeats are tolerated for longer. One parent at a time does a round, which
-# is one transaction.
-
-
-#: Takes the lock of a parent: false if another session has it.
+#: Takes the advisory lock of a parent: false if another session has it. While its session holds it, missing heartbeats
+#: are tolerated for longer.
 LOCK_PARENT = f"SELECT pg_try_advisory_lock({WORKER}, %s)"
-
-
-#: The first statement of a round. It tries to take the lock, and limits how long the session may be idle in the
-#: transaction. Both end with the transaction, so they work behind a pooler as well.
-TRY_UPKEEP_LOCK = f"""
-SELECT pg_try_advisory_xact_lock({UPKEEP}, 0), set_config('idle_in_transaction_session_timeout', '3s', true), {BY_INDEX}
-"""
-
-
-def try_upkeep_lock(using: str) -> bool:
-    """Try to take the lock until the end of the current transaction. Return whether it was free."""
-    [(is_taken, *_settings)] = run(using, TRY_UPKEEP_LOCK)
-    return bool(is_taken)

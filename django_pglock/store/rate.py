@@ -90,7 +90,7 @@ def note_starts(using: str, claims: Iterable[Claim]) -> None:
 
 def open_rates(using: str, *, limit: int = KEYS_AT_ONCE) -> list[str]:
     """Return up to ``limit`` keys whose next token is due. The caller must admit to them."""
-    return [key for (key,) in run(using, OPEN_RATES, limit)]
+    return [key for (key,) in run(using, OPEN_RATES, limit, first=IN_INDEX_ORDER)]
 
 
 def delete_unused_rates(using: str, after: str) -> tuple[int, str]:

@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from django_pglock.conf import get_settings
 from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.liveness import alive, is_recent
-from django_pglock.store.statements import rows_of, run
+from django_pglock.store.statements import IN_INDEX_ORDER, rows_of, run
 from django_pglock.store.wake import wake
 from django_pglock.tasks.queues import check_queue_name, check_text, is_served
 from django_pglock.tasks.states import TaskStatus
@@ -92,7 +92,7 @@ def due(tasks: Any) -> Any:
 
 def next_due_in(using: str) -> float | None:
     """Return the seconds until the next scheduled task is due. Zero or less: one is due. None: there is none."""
-    [(seconds,)] = run(using, NEXT_DUE)
+    [(seconds,)] = run(using, NEXT_DUE, first=IN_INDEX_ORDER)
     return None if seconds is None else float(seconds)
 
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 from psycopg.errors import LockNotAvailable
 
+from django_pglock.keys.reserved import UPKEEP
 from django_pglock.store.admit import admit, admit_on_commit
 from django_pglock.store.marking import first_free, mark
 from django_pglock.store.ready import DUE_STATUS, due
-from django_pglock.store.statements import array_of_numbers, rows_of, run, windows
+from django_pglock.store.statements import BY_INDEX, array_of_numbers, rows_of, run, windows
 from django_pglock.store.wake import after_commit, wake, wake_parents
 from django_pglock.tasks.states import TaskStatus
 
@@ -300,13 +301,27 @@ def wait_again(using: str, ids: Sequence[int]) -> None:
 # Scheduled tasks become ready when they are due.
 
 
+# Tries to take the lock of a promotion, and limits how long the session may be idle in the transaction, so a process
+# that freezes blocks the promotions of others for a moment only. Both end with the transaction, so they work behind a
+# pooler as well.
+TRY_UPKEEP_LOCK = f"""
+SELECT pg_try_advisory_xact_lock({UPKEEP}, 0), set_config('idle_in_transaction_session_timeout', '3s', true), {BY_INDEX}
+"""
+
+
 def promote(using: str, *, limit: int = 1000) -> int:
-    """Make up to ``limit`` due tasks READY or BLOCKED. Returns how many."""
-    selection = first_free(due(rows_of("Task", using)), limit, no_key=True)
-    promoted = mark(selection, {"status": DUE_STATUS}, "queue", "lock_key")
-    wake(using, (queue for queue, key in promoted if key is None))
-    admit_on_commit(using, {key for _, key in promoted})
-    return len(promoted)
+    """Make up to ``limit`` due tasks READY or BLOCKED. Returns how many: none while another session does this.
+
+    Two sessions would skip each other's rows, and the younger of two tasks of a lock key could be admitted first.
+    """
+    with transaction.atomic(using=using):
+        if not run(using, TRY_UPKEEP_LOCK)[0][0]:
+            return 0
+        selection = first_free(due(rows_of("Task", using)), limit, no_key=True)
+        promoted = mark(selection, {"status": DUE_STATUS}, "queue", "lock_key")
+        wake(using, (queue for queue, key in promoted if key is None))
+        admit_on_commit(using, {key for _, key in promoted})
+        return len(promoted)
 
 
 def restart_delays(using: str, *, limit: int = 10_000) -> int:

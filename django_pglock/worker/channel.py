@@ -7,9 +7,10 @@ Messages of the parent: ``start`` (the child's options), ``beat`` (when the last
 has ready tasks), ``poll`` (notifications may be missing), ``cancel`` and ``stack`` (tasks by id and attempt), ``drain``
 (finish the running tasks), ``end`` (give all tasks back now).
 
-Messages of the child: ``ready`` (the functions that it knows), ``began`` and ``ended`` (an attempt with a timeout),
-``stack`` (an answer), ``report`` (its health and its numbers), ``scheduled`` (a task will run again later), ``ending``
-(it ends), ``replace`` (it will end, and why), ``left_behind`` (what a draining child could not run).
+Messages of the child: ``ready`` (its process id, and the functions that it knows), ``began`` and ``ended`` (an
+attempt with a timeout), ``stack`` (an answer), ``report`` (its health and its numbers), ``scheduled`` (a task will run
+again later), ``ending`` (it ends), ``replace`` (it will end, and why), ``left_behind`` (what a draining child could not
+run).
 """
 
 from __future__ import annotations

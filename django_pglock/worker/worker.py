@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from django.db import connections
 from django.utils.autoreload import StatReloader
 
 from django_pglock.conf import get_settings
-from django_pglock.error_reading import one_line
 from django_pglock.errors import ConfigurationError, model_of
 from django_pglock.loggers import WORKER, get_logger, written_by_thread
 from django_pglock.postgres.connections import is_forbidden
@@ -27,7 +26,7 @@ from django_pglock.tasks.backends import database_of_tasks
 from django_pglock.worker.child.child import run_child
 from django_pglock.worker.loop import Loop
 from django_pglock.worker.options import check_options
-from django_pglock.worker.parent.crew import Crew
+from django_pglock.worker.parent.crew import CHECK_INTERVAL, Crew
 from django_pglock.worker.parent.health import Health, SystemdNotifier
 from django_pglock.worker.parent.starter import Starter, make_starter, refuse_platform
 from django_pglock.worker.queues import Queues
@@ -39,8 +38,6 @@ logger = get_logger(WORKER)
 
 #: SIGHUP comes when a terminal or an ssh session is closed.
 HANG_UP = signal.SIGHUP
-#: Seconds between two checks of the children, and of the files of the code.
-CHECK_INTERVAL, RELOAD_INTERVAL = 1.0, 1.0
 #: Seconds at the end for the upkeep to end its present statement, and for the heartbeat to close its session.
 LAST_UPKEEP, LAST_HEARTBEAT = 10.0, 1.0
 
@@ -136,9 +133,7 @@ class Worker:
         handlers = self._handle_signals() if is_main else {}
         starter = None
         try:
-            starter = self.make_starter(
-                self.loop, run_child, self.command, on_end=self._on_child_end, on_lost=self._on_starter_lost
-            )
+            starter = self.make_starter(self.loop, run_child, self.command, self._on_child_end, self._on_starter_lost)
             # After the fork of the starter, which has no thread. In tests, the process is not the worker's.
             with written_by_thread() if is_main else nullcontext():
                 self._run(starter)
@@ -168,7 +163,7 @@ class Worker:
             self.server.start()
         for crew in self.crews:
             crew.start()
-        self._check()
+        self._check(starter)
         self.systemd.start()
         if self.reloads:
             self._look_for_changes()
@@ -230,9 +225,9 @@ class Worker:
 
     # Children
 
-    def _on_child_end(self, pid: int, code: int) -> None:
+    def _on_child_end(self, key: str, code: int | str) -> None:
         for crew in self.crews:
-            crew.note_end(pid, code)
+            crew.note_end(key, code)
         self._end_if_done()
 
     def _on_starter_lost(self) -> None:
@@ -241,7 +236,7 @@ class Worker:
         for crew in self.crews:
             crew.stop_starting()
             for child in list(crew.all):
-                crew.note_end(child.pid, -signal.SIGKILL)
+                crew.note_end(child.id.hex, -signal.SIGKILL)
         self._end_if_done()
 
     def _look_for_changes(self) -> None:
@@ -255,28 +250,28 @@ class Worker:
             logger.info("%s has changed. The worker ends, and starts again.", changed[0])
             self.code_has_changed = True
             self._drain()
-        self.loop.call_later(RELOAD_INTERVAL, self._look_for_changes)
+        self.loop.call_later(CHECK_INTERVAL, self._look_for_changes)
 
-    def _check(self) -> None:
-        """Reap what tasks have left, and limit how long a draining worker waits for its database."""
+    def _check(self, starter: Starter) -> None:
+        """Check the children, reap what tasks have left, and end a draining worker that cannot begin."""
         if os.getpid() == 1:
-            _reap_orphans({child.pid for crew in self.crews for child in crew.all})
+            _reap_orphans(starter.pids)
         for crew in self.crews:
-            for service in crew.services:
-                service.end_late()
+            crew.check()
             self._give_up_start(crew)
         self._end_if_done()
-        self.loop.call_later(CHECK_INTERVAL, self._check)
+        self.loop.call_later(CHECK_INTERVAL, lambda: self._check(starter))
 
     def _give_up_start(self, crew: Crew) -> None:
         """End a worker with ``drain`` that cannot begin. A cron job must not wait until a right is granted."""
         heartbeat, limit = crew.heartbeat, get_settings().HEARTBEAT_LIMIT
-        if heartbeat.beat_at is not None or crew.is_stopping or not crew.options["drain"]:
+        trouble = heartbeat.why_not_ready()
+        if not trouble or heartbeat.beat_at is not None or crew.is_stopping or not crew.options["drain"]:
             return
         if heartbeat.last_error is not None and is_forbidden(heartbeat.last_error):
-            why = f"its role lacks a right: {one_line(heartbeat.last_error)}. docs/security.md lists what it needs."
+            why = f"its role lacks a right: {trouble}. docs/security.md lists what it needs."
         elif time.monotonic() - self._began_at > limit:
-            why = f"it could not use the database {crew.using!r} within {limit:g} s: {heartbeat.why_not_ready()}"
+            why = f"it could not use the database {crew.using!r} within {limit:g} s: {trouble}"
         else:
             return
         logger.error("This worker ends, because %s", why)
@@ -295,11 +290,8 @@ def stop_signals() -> list[int]:
     return [signal.SIGTERM, signal.SIGINT, *([HANG_UP] if is_heard else [])]
 
 
-def _reap_orphans(ours: set[int]) -> None:
-    """Reap processes that tasks have left. Only as process 1, in a container: they are given to it.
-
-    What starts the children reaps ``ours``, and reads their exit codes.
-    """
+def _reap_orphans(ours: Collection[int]) -> None:
+    """Reap processes that tasks have left, except for ``ours``. Only as process 1, in a container: it gets them."""
     with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in ours:
             os.waitpid(ended.si_pid, 0)

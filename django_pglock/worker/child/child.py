@@ -222,7 +222,7 @@ class Child:
 
     def _tell_functions(self) -> None:
         self._known = registry.count()
-        self.channel.send(ready=registry.known_versions())
+        self.channel.send(ready=[os.getpid(), registry.known_versions()])
 
     def report(self) -> dict[str, Any]:
         """Return the numbers and the health of this child, for probes and metrics."""

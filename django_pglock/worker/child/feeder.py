@@ -10,12 +10,10 @@ from math import inf
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from django.db import transaction
-
 from django_pglock.conf import get_settings
 from django_pglock.error_reading import one_line
 from django_pglock.store.admit import admit, blocked_keys
-from django_pglock.store.liveness import LATE, silent_after, try_upkeep_lock
+from django_pglock.store.liveness import LATE, silent_after
 from django_pglock.store.ready import next_due_in, paused_queues, unknown
 from django_pglock.store.release import promote
 from django_pglock.store.rescue import possibly_lost
@@ -515,11 +513,7 @@ class Drain:
             return False
         due_in = next_due_in(self.using)
         if due_in is not None and due_in <= 0:
-            with transaction.atomic(using=self.using):
-                # Not beside a round of upkeep: each would skip what the other has locked, and the younger of two tasks
-                # of a lock key could be admitted first.
-                if try_upkeep_lock(self.using):
-                    promote(self.using)
+            promote(self.using)
             return False
         # Another worker may have promoted tasks, and not yet admitted the first task of each key.
         admit(self.using, blocked_keys(self.using, ""))

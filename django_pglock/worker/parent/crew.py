@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import signal
 import socket
 import time
@@ -24,7 +23,6 @@ from django_pglock.conf import get_settings
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import pause_after
 from django_pglock.store.liveness import Beat, HeartbeatReply, missing
-from django_pglock.tasks import registry
 from django_pglock.worker.channel import Channel
 from django_pglock.worker.child.child import LEFT_BEHIND
 from django_pglock.worker.loop import READ, Loop, Timer
@@ -46,7 +44,7 @@ OVERRUN_MARGIN = 2.0
 DEAF_MARGIN = 1.0
 #: The longest time in seconds for which code of a task may keep all threads of a child from running.
 LONGEST_SILENCE = 3600.0
-#: Seconds between two checks of the children.
+#: Seconds between two checks of the children, and of the worker's files.
 CHECK_INTERVAL = 1.0
 
 
@@ -57,11 +55,12 @@ class Child:
         self.number = number
         self.id = uuid4()
         self.channel = channel
+        #: Its process; 0 before it can run tasks.
         self.pid = 0
         self.started_at = time.monotonic()
         self.heard_at = self.started_at
         #: The functions that it knows.
-        self.functions: list[str] = registry.known_versions()
+        self.functions: list[str] = []
         #: Its last report: numbers, and sentences about its health.
         self.report: dict[str, Any] = {}
         #: The deadlines of the attempts with a timeout, by task and attempt.
@@ -70,9 +69,8 @@ class Child:
         self.overruns: list[tuple[int, int]] = []
         #: It is killed if it has not ended by then. It ends if this is not infinite.
         self.kill_at = math.inf
-        #: It has said that it can run tasks; its row is written; another one was started in its place; it was
-        #: killed.
-        self.is_ready = self.is_known = self.is_replaced = self.is_killed = False
+        #: Its row is written; another one was started in its place; it was killed.
+        self.is_known = self.is_replaced = self.is_killed = False
 
     @property
     def name(self) -> str:
@@ -84,21 +82,15 @@ class Child:
         """Whether it ends, or has to."""
         return self.kill_at < math.inf
 
+    def note_ready(self, pid: int, functions: list[str]) -> None:
+        """Note that it can run these functions: at its start, and when it has got to know another one."""
+        is_new, self.pid, self.functions = not self.pid, pid, functions
+        if is_new:
+            logger.info("Started %r.", self)
+
     def end_within(self, seconds: float) -> None:
         """Note that it ends. It is killed if it has not ended within some seconds."""
         self.kill_at = min(self.kill_at, time.monotonic() + seconds)
-
-    def hear(self, kind: str, value: Any) -> None:
-        """Note what it tells of itself."""
-        match kind:
-            case "ready":
-                self.is_ready, self.functions = True, value
-            case "report":
-                self.report = value
-            case "began":
-                self.deadlines[value[0], value[1]] = value[2]
-            case "ended":
-                self.deadlines.pop((value[0], value[1]), None)
 
     def __repr__(self) -> str:
         return f"worker-{self.number}[{self.pid}]"
@@ -117,8 +109,10 @@ class Crew:
         self.using: str = options["using"]
         self.id = uuid4()
         self.options = options
+        #: The seconds that running tasks get to finish.
+        self.grace = float(options["grace"])
         self.heartbeat = Heartbeat(self.using, self.id, self)
-        self.upkeep = Upkeep(self.using, self.heartbeat, promoted=self._note_promoted)
+        self.upkeep = Upkeep(self.using, self.heartbeat)
         self.all: list[Child] = []
         #: When the loop last checked the children.
         self.checked_at = time.monotonic()
@@ -131,11 +125,6 @@ class Crew:
         # The numbers of the children that have to be started later.
         self._later: dict[int, Timer] = {}
         self._numbers = range(first, first + count)
-
-    @property
-    def grace(self) -> float:
-        """The seconds that running tasks get to finish."""
-        return float(self.options["grace"])
 
     @property
     def are_gone(self) -> bool:
@@ -153,7 +142,6 @@ class Crew:
             service.start()
         for number in self._numbers:
             self._start(number)
-        self._check()
 
     # For the heartbeat, in its thread. The loop adds and removes children, so these copy the list.
 
@@ -163,20 +151,17 @@ class Crew:
             return []
         return [self._beat_of(child) for child in list(self.all) if not child.is_killed and child.pid]
 
-    def busy(self) -> Sequence[UUID]:
-        return [child.id for child in list(self.all) if child.is_ready]
-
     def note_beat(self, replies: dict[UUID, HeartbeatReply], began: float) -> None:
         for child in list(self.all):
             if reply := replies.get(child.id):
                 child.channel.send(beat=[began, self.heartbeat.is_listening, reply.is_sleeping])
-                if child.is_ready and not child.is_known:
+                if not child.is_known:
                     child.is_known = True
                     queues = ", ".join(map(repr, self.options["queues_given"])) or "all queues"
                     logger.info("Worker %s is ready: %s.", child.name, queues)
 
-    def tell(self, **message: Any) -> None:
-        for child in list(self.all):
+    def tell(self, worker: UUID | None = None, **message: Any) -> None:
+        for child in [each for each in list(self.all) if worker in (None, each.id)]:
             child.channel.send(**message)
 
     def wake(self, worker: str, queue: str, hops: int) -> None:
@@ -185,21 +170,11 @@ class Crew:
         for child in [each for each in able if str(each.id) == worker] or able[:1]:
             child.channel.send(wake=[queue, hops])
 
-    def pass_on(self, worker: UUID, **message: Any) -> None:
-        for child in list(self.all):
-            if child.id == worker:
-                child.channel.send(**message)
-
     def wake_upkeep(self, *, rescues: bool = False) -> None:
         if rescues:
             self.upkeep.rescue_soon()
         else:
             self.upkeep.wake()
-
-    def _note_promoted(self) -> None:
-        """Called by the upkeep, in its thread. If notifications come, there is one for the workers that sleep."""
-        if not self.heartbeat.is_listening:
-            self.tell(poll=True)
 
     # The end
 
@@ -223,11 +198,11 @@ class Crew:
         logger.error("%r %s. It is killed.", child, why)
         child.is_killed = True
         child.overruns = [key for key, deadline in child.deadlines.items() if deadline < time.monotonic()]
-        self._starter.signal(child.pid, signal.SIGKILL)
+        self._starter.kill(child.id.hex)
 
-    def note_end(self, pid: int, code: int) -> None:
-        """Note that a process has ended, perhaps one of these children."""
-        for child in [each for each in self.all if each.pid == pid]:
+    def note_end(self, key: str, code: int | str) -> None:
+        """Note that a process has ended with an exit code, or could not be started, perhaps one of these children."""
+        for child in [each for each in self.all if each.id.hex == key]:
             self._receive(child)
             self._forget(child)
             self._replace_after_end(child, code)
@@ -267,18 +242,9 @@ class Crew:
         child = Child(number, Channel(ours))
         child.channel.send(start={**self.options, "id": str(child.id), "number": number})
         self.all.append(child)
-        with theirs:
-            self._starter.start(theirs, lambda pid, error: self._note_start(child, pid, error))
-
-    def _note_start(self, child: Child, pid: int, error: str) -> None:
-        if error:
-            self._forget(child)
-            self._start_later(child.number, f"worker-{child.number} cannot be started ({error})")
-            return
-        child.pid = pid
         self.loop.watch(child.channel, READ, lambda: self._receive(child))
-        logger.info("Started %r.", child)
-        self.heartbeat.beat_soon()
+        with theirs:
+            self._starter.start(child.id.hex, theirs)
 
     def _start_later(self, number: int, why: str) -> None:
         self._failures[number] += 1
@@ -297,12 +263,17 @@ class Crew:
             child.end_within(DEAF_MARGIN)
 
     def _hear(self, child: Child, kind: str, value: Any) -> None:
-        child.hear(kind, value)
         match kind:
             case "ready":
+                child.note_ready(*value)
                 self.heartbeat.beat_soon()
             case "report":
+                child.report = value
                 self._judge(child)
+            case "began":
+                child.deadlines[value[0], value[1]] = value[2]
+            case "ended":
+                child.deadlines.pop((value[0], value[1]), None)
             case "ending":
                 child.end_within(self.grace + MARGIN)
             case "replace":
@@ -331,15 +302,17 @@ class Crew:
             self._replace(child, trouble)
             self._drain(child)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Kill children that are frozen or overdue, and end sessions whose answers are late. Called once a second."""
         self.checked_at = now = time.monotonic()
+        for service in self.services:
+            service.end_late()
         for child in list(self.all):
             child.channel.flush()
             if child.is_killed:
-                self._starter.signal(child.pid, signal.SIGKILL)
+                self._starter.kill(child.id.hex)
             else:
                 self._check_child(child, now)
-        self.loop.call_later(CHECK_INTERVAL, self._check)
 
     def _check_child(self, child: Child, now: float) -> None:
         silence = now - child.heard_at
@@ -350,7 +323,7 @@ class Crew:
         elif overdue > max(self.grace, 1.0) + OVERRUN_MARGIN:
             # The child itself would have begun to end, but the function keeps it from running.
             self.kill(child, "runs a task long after its timeout, and does not react")
-        elif silence > LONGEST_SILENCE or (silence > get_settings().HEARTBEAT_LIMIT and not is_running(child.pid)):
+        elif silence > LONGEST_SILENCE or (silence > get_settings().HEARTBEAT_LIMIT and is_stopped(child.pid)):
             self.kill(child, f"has been frozen for {silence:.0f} s")
 
     def _forget(self, child: Child) -> None:
@@ -358,7 +331,7 @@ class Crew:
         self.loop.unwatch(child.channel)
         child.channel.close()
 
-    def _replace_after_end(self, child: Child, code: int) -> None:
+    def _replace_after_end(self, child: Child, code: int | str) -> None:
         is_in_order = code == 0
         is_drained = self.options["drain"] and code in (0, LEFT_BEHIND)
         if child.is_replaced or self.is_stopping or is_drained:
@@ -370,8 +343,10 @@ class Crew:
         self._start_later(child.number, f"{child!r} has ended unexpectedly {in_words(code)}")
 
 
-def in_words(code: int) -> str:
-    """Return an exit code in words, for messages."""
+def in_words(code: int | str) -> str:
+    """Return in words how a process has ended, or why it could not be started."""
+    if isinstance(code, str):
+        return f"because it cannot be started ({code})"
     if code >= 0:
         return f"with exit code {code}"
     with suppress(ValueError):
@@ -379,10 +354,8 @@ def in_words(code: int) -> str:
     return f"by signal {-code}"
 
 
-def is_running(pid: int) -> bool:
-    """Return whether a process is not stopped, as far as the system tells: by SIGSTOP, or by a debugger."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return os.name == "posix" and not Path("/proc/self").exists()
-    return state not in "Tt"
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by SIGSTOP, or by a debugger, as far as the system tells."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    return False

@@ -56,20 +56,18 @@ class Workers(Protocol):
     def beats(self) -> Sequence[Beat]:
         """Return what to write for each worker that lives, with the functions that it knows."""
 
-    def busy(self) -> Sequence[UUID]:
-        """Return the ids of the workers that may run tasks."""
-
     def note_beat(self, replies: dict[UUID, HeartbeatReply], began: float) -> None:
         """Note the replies to the workers whose heartbeat was written, and when it was begun."""
 
-    def tell(self, **message: Any) -> None:
-        """Send a message to each: ``cut``, there is no session at the moment, or ``poll``."""
+    def tell(self, worker: UUID | None = None, **message: Any) -> None:
+        """Send a message to one of them, or to each.
+
+        ``cut``: there is no session at the moment. ``poll``: tasks may be ready. ``cancel`` and ``stack``: requests
+        about a task that it runs.
+        """
 
     def wake(self, worker: str, queue: str, hops: int) -> None:
         """Wake a worker for a queue that has ready tasks."""
-
-    def pass_on(self, worker: UUID, **message: Any) -> None:
-        """Send a message to one of them: ``cancel`` or ``stack``, requests about a task that it runs."""
 
     def wake_upkeep(self, *, rescues: bool = False) -> None:
         """Have the upkeep look now: ``rescues``, because heartbeats of workers of other parents are missing."""
@@ -138,6 +136,11 @@ class Heartbeat(Service):
         self._next_at = 0.0
         self.wake()
 
+    def note_promoted(self) -> None:
+        """Have the workers poll, because tasks have become ready. If notifications come, one wakes those that sleep."""
+        if not self.is_listening:
+            self.workers.tell(poll=True)
+
     def answer_stack(self, worker: UUID, task: int, attempt: int, text: str) -> None:
         """Write the stack of a running task."""
         self._stacks.put((text, task, attempt, worker))
@@ -147,10 +150,12 @@ class Heartbeat(Service):
         self._waker.wake()
 
     def why_not_ready(self) -> str:
-        """Return why there was no beat yet, for people."""
+        """Return why nothing can be written, for people; empty: perhaps there is no worker yet to beat for."""
         if self.pending:
             return f"migrations of django_pglock are pending {_how_to_migrate(self.using, self.pending)}"
-        return "it does not answer" if self.last_error is None else one_line(self.last_error)
+        if self.last_error is not None:
+            return one_line(self.last_error)
+        return "" if self.is_connected else "it does not answer"
 
     # The session
 
@@ -240,7 +245,7 @@ class Heartbeat(Service):
 
     def _look_for_requests(self) -> None:
         """Ask for requests about running tasks, because a notification says that there is one."""
-        if workers := list(self.workers.busy()):
+        if workers := [each.id for each in self.workers.beats()]:
             self._note_requests(self._try((REQUESTS, (workers,))))
 
     # The beat
@@ -253,7 +258,7 @@ class Heartbeat(Service):
         if not given:
             return
         beat = (BEAT, beat_values(given))
-        look = [(REQUESTS, (list(self.workers.busy()),))] + ([(READY_QUEUES, ())] if self.older_parents == 0 else [])
+        look = [(REQUESTS, ([each.id for each in given],))] + ([(READY_QUEUES, ())] if self.older_parents == 0 else [])
         try:
             _, rows, requests, *ready = self._ask((LIMIT, ()), beat, *look)
         except DatabaseError:
@@ -309,9 +314,9 @@ class Heartbeat(Service):
     def _note_requests(self, rows: Rows) -> None:
         for worker, task, attempt, is_cancel, is_stack in rows:
             if is_cancel:
-                self.workers.pass_on(worker, cancel=[[task, attempt]])
+                self.workers.tell(worker, cancel=[[task, attempt]])
             if is_stack:
-                self.workers.pass_on(worker, stack=[task, attempt])
+                self.workers.tell(worker, stack=[task, attempt])
 
     def _note_ready(self, ready: set[str]) -> None:
         """Wake workers for queues that have had ready tasks for an interval."""

@@ -94,36 +94,31 @@ class Metrics:
         finally:
             connections.close_all()
             self._reading.release()
-        return [*depth_families(joined(queues)), *attempt_families(attempts)]
+        return [*depth_families(queues), *attempt_families(attempts)]
 
 
 def depth_families(queues: Iterable[QueueCounts]) -> Iterator[Family]:
-    """Yield the metrics of the queues, which are the same from each worker and from the view for web processes."""
-    found = [({"queue": each.queue}, each) for each in queues]
-    kinds = {status: status.lower() for status in COUNTED}
-    ready = [Sample(each.counts["READY"], labels) for labels, each in found]
-    ages = [Sample(each.oldest_ready or 0.0, labels) for labels, each in found]
-    tasks = [Sample(each.counts[key], {**labels, "status": kinds[key]}) for labels, each in found for key in kinds]
-    paused = [Sample(int(each.paused_at is not None), labels) for labels, each in found]
+    """Yield the metrics of the queues, which are the same from each worker and from the view for web processes.
+
+    Queues of the same name in several databases are one.
+    """
+    by_name: dict[str, list[QueueCounts]] = {}
+    for queue in queues:
+        by_name.setdefault(queue.queue, []).append(queue)
+    found = [({"queue": name}, by_name[name]) for name in sorted(by_name)]
+
+    ready = [Sample(sum(each.counts["READY"] for each in several), labels) for labels, several in found]
+    ages = [Sample(max(each.oldest_ready or 0.0 for each in several), labels) for labels, several in found]
+    tasks = [
+        Sample(sum(each.counts[status] for each in several), {**labels, "status": status.lower()})
+        for labels, several in found
+        for status in COUNTED
+    ]
+    paused = [Sample(int(any(each.paused_at for each in several)), labels) for labels, several in found]
     yield Family("tasks_ready", "Tasks in the database that can be claimed. Counting stops at 10000.", ready)
     yield Family("oldest_ready_task_age_seconds", "Time for which a task has been waiting to be claimed.", ages)
     yield Family("tasks", "Tasks in the database by queue and status. Counting stops at 10000.", tasks)
     yield Family("queue_paused", "1 while the queue is paused, else 0.", paused)
-
-
-def joined(queues: Iterable[QueueCounts]) -> list[QueueCounts]:
-    """Return the queues, those of the same name in several databases as one."""
-    found: dict[str, QueueCounts] = {}
-    for each in queues:
-        known = found.get(each.queue)
-        found[each.queue] = each if known is None else _sum_of(known, each)
-    return [found[queue] for queue in sorted(found)]
-
-
-def _sum_of(one: QueueCounts, other: QueueCounts) -> QueueCounts:
-    counts = {status: one.counts[status] + other.counts[status] for status in COUNTED}
-    ages = [age for age in (one.oldest_ready, other.oldest_ready) if age is not None]
-    return QueueCounts.of(one.queue, counts, max(ages, default=None), one.paused_at or other.paused_at)
 
 
 def attempt_families(attempts: dict[tuple[str, str], Counts]) -> Iterator[Family]:

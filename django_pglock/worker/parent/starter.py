@@ -21,9 +21,9 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from django.db import connections
 
@@ -41,43 +41,34 @@ _CONTINUE_INTERVAL = 1.0
 
 #: What a child does with its end of the channel. It returns the exit code.
 RunChild = Callable[[socket.socket], int]
-#: Called with the process id of a child that has ended, and its exit code, negative for a signal.
-OnEnd = Callable[[int, int], None]
-#: Called with the process id of a child that was started, or with the error.
-Started = Callable[[int, str], None]
+#: Called with the key of a child that has ended, and its exit code, negative for a signal; or why it cannot be started.
+OnEnd = Callable[[str, int | str], None]
 
 
 class Starter(Protocol):
-    """What starts and signals the children of a parent. Callbacks are called in the loop's thread."""
+    """What starts and kills the children of a parent. Callbacks are called in the loop's thread."""
 
-    def start(self, channel: socket.socket, started: Started) -> None:
-        """Start a child with its end of the channel, which the caller closes. Then call ``started``.
+    #: The processes that it has to reap.
+    pids: Collection[int]
 
-        It gets the process id and an empty text, or 0 and why the child cannot be started.
-        """
+    def start(self, key: str, channel: socket.socket) -> None:
+        """Start a child with its end of the channel, which the caller closes. ``key`` is any name for it."""
 
-    def signal(self, pid: int, number: int) -> None:
-        """Send a signal to a child, if it has not ended."""
+    def kill(self, key: str) -> None:
+        """Kill a child, if it has not ended."""
 
     def close(self) -> None:
         """Start nothing more. All children have ended, or are killed."""
 
 
 def make_starter(
-    loop: Loop,
-    run_child: RunChild,
-    command: Callable[[], Sequence[str]],
-    *,
-    on_end: OnEnd,
-    on_lost: Callable[[], None],
+    loop: Loop, run_child: RunChild, command: Callable[[], Sequence[str]], on_end: OnEnd, on_lost: Callable[[], None]
 ) -> Starter:
     """Return the starter for this system: call it before the process opens sessions and starts threads.
 
     ``on_lost`` is called if the starter has ended, and all children with it.
     """
-    if may_fork():
-        return ForkStarter(loop, run_child, on_end=on_end, on_lost=on_lost)
-    return SpawnStarter(loop, command(), on_end)
+    return ForkStarter(loop, run_child, on_end, on_lost) if may_fork() else SpawnStarter(loop, command(), on_end)
 
 
 def may_fork() -> bool:
@@ -87,13 +78,15 @@ def may_fork() -> bool:
 
 
 class ForkStarter:
-    """The parent's side of the process that forks the children."""
+    """The parent's side of the process that forks the children.
 
-    def __init__(self, loop: Loop, run_child: RunChild, *, on_end: OnEnd, on_lost: Callable[[], None]) -> None:
+    A message to it is the key of a child: with a descriptor, the child is started, and without one it is killed.
+    """
+
+    def __init__(self, loop: Loop, run_child: RunChild, on_end: OnEnd, on_lost: Callable[[], None]) -> None:
         self.loop = loop
         self.on_end = on_end
         self.on_lost = on_lost
-        self._starting: deque[Started] = deque()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connections.close_all()
         gc.collect()
@@ -104,22 +97,21 @@ class ForkStarter:
         if self.pid == 0:
             self._control.close()
             run_to_end(lambda: ForkServer(theirs, run_child).serve(parent))
+        self.pids = (self.pid,)
         theirs.close()
         self._control.setblocking(False)
         loop.watch(self._control, READ, self._receive)
         self._continue()
 
-    def start(self, channel: socket.socket, started: Started) -> None:
-        self._starting.append(started)
+    def start(self, key: str, channel: socket.socket) -> None:
         try:
-            socket.send_fds(self._control, [b"{}"], [channel.fileno()])
+            socket.send_fds(self._control, [key.encode()], [channel.fileno()])
         except OSError as error:
-            self._starting.pop()
-            started(0, str(error))
+            self.on_end(key, str(error))
 
-    def signal(self, pid: int, number: int) -> None:
+    def kill(self, key: str) -> None:
         with suppress(OSError):
-            self._control.send(json.dumps([pid, number]).encode())
+            self._control.send(key.encode())
 
     def close(self) -> None:
         self.loop.unwatch(self._control)
@@ -132,11 +124,7 @@ class ForkStarter:
     def _receive(self) -> None:
         try:
             while data := self._control.recv(_LONGEST_MESSAGE):
-                message = json.loads(data)
-                if "ended" in message:
-                    self.on_end(message["ended"], message["code"])
-                else:
-                    self._starting.popleft()(message["pid"], message["error"])
+                self.on_end(*json.loads(data))
         except BlockingIOError:
             return
         except OSError:
@@ -159,7 +147,8 @@ class ForkServer:
     def __init__(self, control: socket.socket, run_child: RunChild) -> None:
         self._control = control
         self._run_child = run_child
-        self._children: set[int] = set()
+        # Their process ids, by their keys.
+        self._children: dict[str, int] = {}
         self._untold: deque[bytes] = deque()
         self._loop = Loop()
         self._is_over = False
@@ -180,7 +169,7 @@ class ForkServer:
             self._loop.run_once()
             self._reap()
             self._tell_all()
-        for pid in self._children:
+        for pid in self._children.values():
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         return 0
@@ -190,21 +179,24 @@ class ForkServer:
         with suppress(BlockingIOError):
             while True:
                 data, descriptors, *_ = socket.recv_fds(self._control, _LONGEST_MESSAGE, 1)
+                key = data.decode()
                 if descriptors:
                     os.set_inheritable(descriptors[0], False)
-                    self._start(socket.socket(fileno=descriptors[0]))
-                elif data:
-                    self._signal(*json.loads(data))
-                else:
+                    self._start(key, socket.socket(fileno=descriptors[0]))
+                elif key in self._children:
+                    # A process that has ended keeps its number until it is reaped, which only this thread does.
+                    with suppress(OSError):
+                        os.kill(self._children[key], signal.SIGKILL)
+                elif not data:
                     self._is_over = True
                     return
 
-    def _start(self, channel: socket.socket) -> None:
+    def _start(self, key: str, channel: socket.socket) -> None:
         starter = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
-            self._tell(pid=0, error=str(error))
+            self._tell(key, str(error))
             channel.close()
             return
         if pid == 0:
@@ -215,25 +207,18 @@ class ForkServer:
             self._control.close()
             run_to_end(lambda: self._run_child(channel))
         channel.close()
-        self._children.add(pid)
-        self._tell(pid=pid, error="")
-
-    def _signal(self, pid: int, number: int) -> None:
-        # A process that has ended keeps its number until it is reaped, which only this thread does.
-        if pid in self._children:
-            with suppress(OSError):
-                os.kill(pid, number)
+        self._children[key] = pid
 
     def _reap(self) -> None:
         # SIGCHLD has woken the loop for this.
-        for pid in list(self._children):
+        for key, pid in list(self._children.items()):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                self._children.remove(pid)
-                self._tell(ended=pid, code=os.waitstatus_to_exitcode(status))
+                del self._children[key]
+                self._tell(key, os.waitstatus_to_exitcode(status))
 
-    def _tell(self, **message: Any) -> None:
-        self._untold.append(json.dumps(message).encode())
+    def _tell(self, key: str, end: int | str) -> None:
+        self._untold.append(json.dumps([key, end]).encode())
         self._tell_all()
 
     def _tell_all(self) -> None:
@@ -251,23 +236,24 @@ class SpawnStarter:
         self.loop = loop
         self.command = command
         self.on_end = on_end
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._check()
 
-    def start(self, channel: socket.socket, started: Started) -> None:
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._children.values()]
+
+    def start(self, key: str, channel: socket.socket) -> None:
         environment = {**os.environ, CHANNEL_FD: f"{channel.fileno()} {os.getpid()}"}
         try:
-            process = subprocess.Popen(self.command, env=environment, pass_fds=[channel.fileno()])  # noqa: S603
+            self._children[key] = subprocess.Popen(self.command, env=environment, pass_fds=[channel.fileno()])  # noqa: S603
         except OSError as error:
-            started(0, str(error))
-            return
-        self._children[process.pid] = process
-        started(process.pid, "")
+            self.on_end(key, str(error))
 
-    def signal(self, pid: int, number: int) -> None:
+    def kill(self, key: str) -> None:
         # Popen compares the exit status first, so the number does not belong to another process by now.
-        if pid in self._children:
-            self._children[pid].send_signal(number)
+        if key in self._children:
+            self._children[key].kill()
 
     def close(self) -> None:
         for process in self._children.values():
@@ -276,10 +262,10 @@ class SpawnStarter:
 
     def _check(self) -> None:
         """Tell the ends of children. SIGCHLD wakes the loop, and the loop never sleeps for longer than a second."""
-        for pid, process in list(self._children.items()):
+        for key, process in list(self._children.items()):
             if (code := process.poll()) is not None:
-                del self._children[pid]
-                self.on_end(pid, code)
+                del self._children[key]
+                self.on_end(key, code)
         self.loop.call_later(0.1, self._check)
 
 

@@ -1,15 +1,12 @@
 """The upkeep: promote due tasks, enqueue scheduled tasks, rescue tasks of dead workers, and prune.
 
-Each parent runs this service, but only one at a time does a round. A round is a transaction that begins with an attempt
-to take an advisory lock. The lock only saves work. Correctness does not depend on it. A parent that freezes in the
-middle of its round would block the rounds of the others. So the server ends a session that is idle in a round.
+Each parent runs this service. The oldest parents do a round nearly every heartbeat interval. All other parents are on
+standby: they rarely do a round, in case the oldest do not. By the answer to each heartbeat, a parent knows which it is.
+If it becomes one of the oldest, it begins at once. Rounds of several parents at once do no harm: each statement skips
+the rows that another one has locked. Only one at a time promotes (``promote()``).
 
-The oldest parents do a round nearly every heartbeat interval. All other parents are on standby: they rarely do a round,
-in case the oldest do not. By the answer to each heartbeat, a parent knows which it is. If it becomes one of the oldest,
-it begins at once.
-
-Schedules are not part of a round. Each worker serves the schedules of the functions that it knows. Due ticks are
-enqueued together, and a tick that fails is tried alone, so it does not affect the others.
+Each worker serves the schedules of the functions that it knows. Due ticks are enqueued together, and a tick that fails
+is tried alone, so it does not affect the others.
 """
 
 from __future__ import annotations
@@ -18,28 +15,24 @@ import math
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from queue import SimpleQueue
 from typing import Any, TypeVar
 from uuid import UUID
 
-from django.db import transaction
-
 from django_pglock.conf import get_settings
-from django_pglock.error_reading import one_line
 from django_pglock.errors import TaskTimeout
-from django_pglock.postgres.connections import CONNECTION_ERRORS, connection_for, has_session_ended, is_read_only
+from django_pglock.postgres.connections import connection_for, has_session_ended, is_read_only
 from django_pglock.store.admit import KEYS_AT_ONCE, admit, blocked_keys
 from django_pglock.store.claim import running_claims
-from django_pglock.store.liveness import UPKEEP_PARENTS, delete_dead, deregister, try_upkeep_lock
+from django_pglock.store.liveness import UPKEEP_PARENTS, delete_dead, deregister
 from django_pglock.store.numbers import BETWEEN_DEPTHS, PAUSE_FACTOR, add_rescued, clock, count_depths, prune_numbers
 from django_pglock.store.outcome import Failed, Failure, Retried
 from django_pglock.store.prune import ages_of, prune_window, warn_of_references
 from django_pglock.store.rate import delete_unused_rates, open_rates
 from django_pglock.store.ready import UnknownTasks, next_due_in, unknown, unserved_queues
 from django_pglock.store.release import WAITERS_AT_ONCE, orphaned_waiters, promote, release, restart_delays
-from django_pglock.store.rescue import RESCUED_AT_ONCE, Rescued, rescue
+from django_pglock.store.rescue import RESCUED_AT_ONCE, rescue
 from django_pglock.store.schedules import ScheduleKeeper
 from django_pglock.store.settle import settle
 from django_pglock.tasks import registry
@@ -57,8 +50,6 @@ ROUND_FACTOR = 0.9
 #: A parent on standby, and one to which notifications come, multiplies the time between two rounds by this factor; one
 #: on standby also that between two prunings.
 STANDBY_FACTOR = 35
-#: One round repeats the query for tasks of dead workers up to this number of times, as long as its limit is reached.
-RESCUES = 5
 #: The number of tasks that one pruning reads. Seconds until the next one if no old task is left, and no old row of
 #: other tables.
 PRUNED_AT_ONCE, PRUNING_PAUSE, PAUSE_OF_OTHERS = 5000, 120.0, 600.0
@@ -72,30 +63,24 @@ BETWEEN_WARNINGS = 30.0
 LEAST_STEP = 1.0
 #: If there is nothing to do for so many seconds, the session is closed.
 LINGER = 5.0
-#: Seconds before the next attempt at a round that has to rescue the tasks of an own child, if another parent is in one.
-BEFORE_URGENT_ROUND = 0.05
 #: Seconds before due tasks whose rows are locked are tried again.
 LOCKED_RETRY = 0.25
 
 
 class Upkeep(Service):
-    """Rounds of upkeep for the parent that has this heartbeat. It begins when it is woken for the first time.
-
-    ``promoted`` is called when tasks have become ready, in the thread of the upkeep.
-    """
+    """Rounds of upkeep for the parent that has this heartbeat. It begins when it is woken for the first time."""
 
     name = "upkeep"
 
-    def __init__(self, using: str, heartbeat: Heartbeat, *, promoted: Callable[[], None]) -> None:
+    def __init__(self, using: str, heartbeat: Heartbeat) -> None:
         super().__init__(using)
         self.heartbeat = heartbeat
-        self.promoted = promoted
         self.schedules = ScheduleKeeper(using)
         self._wakeup = threading.Event()
         # Seconds until the next pass; None: until it is woken.
         self._sleep: float | None = None
         # The workers that have ended, with the attempts because of which they were killed.
-        self._ended: SimpleQueue[tuple[UUID, Sequence[tuple[int, int]]]] = SimpleQueue()
+        self._ended: deque[tuple[UUID, Sequence[tuple[int, int]]]] = deque()
         # When tasks were last rescued: the next round rescues if that is negative. When a worker was last deleted.
         self._rescued_at, self._deleted_at = 0.0, -math.inf
         # When a step of the server's clock was last noticed, and how far it is ahead of time.monotonic(), at least.
@@ -104,8 +89,7 @@ class Upkeep(Service):
         # pruning.
         self._key, self._waiter, self._rate_key, self._pruned_to = "", 0, "", 0
         # When each of the rare steps is due, and whether the last pruning has not found all old tasks.
-        self._due_at = {"_prune": 0.0, "_prune_others": 0.0, "_count_depths": 0.0}
-        self._repeat_in("_warn", BETWEEN_WARNINGS)
+        self._due_at = {"_warn": time.monotonic() + BETWEEN_WARNINGS}
         self._prunes_on = False
         # The known tables of the project whose rows refuse the pruning of tasks.
         self._referring: set[str] = set()
@@ -123,7 +107,7 @@ class Upkeep(Service):
 
         ``overruns``: the attempts, by task and number, that did not end after their timeouts, so it was killed.
         """
-        self._ended.put((worker, overruns))
+        self._ended.append((worker, overruns))
         self.wake()
 
     def rescue_soon(self) -> None:
@@ -145,8 +129,9 @@ class Upkeep(Service):
         self._end_workers()
         round_in, tick_in = self._attempt(self._round), self._attempt(self._keep_schedules)
         for step in (self._prune_others, self._prune, self._count_depths, self._warn):
-            if time.monotonic() >= self._due_at[step.__name__]:
-                self._attempt(step)
+            if time.monotonic() >= self._due_at.get(step.__name__, 0.0):
+                pause = self._attempt(step) or 0.0
+                self._due_at[step.__name__] = time.monotonic() + pause
         waits = [self._between_rounds, round_in, tick_in, BETWEEN_PRUNINGS if self._prunes_on else None]
         self._sleep = max(0.0, min(seconds for seconds in waits if seconds is not None))
         if self._sleep > LINGER:
@@ -154,17 +139,10 @@ class Upkeep(Service):
 
     def flush(self) -> None:
         # The last children have ended. If they did so in order, nothing is left to rescue.
-        try:
-            if self._end_workers():
-                while self._attempt(self._round) == BEFORE_URGENT_ROUND:
-                    time.sleep(BEFORE_URGENT_ROUND)
-        except CONNECTION_ERRORS as error:
-            logger.warning("The rows of this worker could not be deleted. Others will delete them: %s", one_line(error))
-
-    @property
-    def _older_parents(self) -> int:
-        """The number of older parents that do the upkeep."""
-        return self.heartbeat.older_parents or 0
+        if self._ended:
+            super().open()
+            self._end_workers()
+            self._attempt(self._round)
 
     @property
     def _often(self) -> float:
@@ -172,55 +150,45 @@ class Upkeep(Service):
         return get_settings().HEARTBEAT_INTERVAL * ROUND_FACTOR
 
     @property
+    def _standby_factor(self) -> int:
+        """By what the pauses of this parent are multiplied."""
+        return 1 if (self.heartbeat.older_parents or 0) < UPKEEP_PARENTS else STANDBY_FACTOR
+
+    @property
     def _between_rounds(self) -> float:
         """Seconds between two rounds, if nothing is due before. Rare ones have jitter, to spread those of parents."""
         # The server may commit the last claim of a child after its death, and after the rescue of its tasks.
         has_ended = time.monotonic() - self._deleted_at < get_settings().HEARTBEAT_LIMIT
-        if has_ended or (self._older_parents < UPKEEP_PARENTS and not self.heartbeat.is_quiet):
+        if has_ended or (self._standby_factor == 1 and not self.heartbeat.is_quiet):
             return self._often
         return self._often * STANDBY_FACTOR * random.uniform(0.8, 1.2)  # noqa: S311
 
-    def _end_workers(self) -> bool:
+    def _end_workers(self) -> None:
         """Delete the rows of workers that have ended. Then they are dead, and the next round rescues their tasks."""
-        has_ended = False
-        while not self._ended.empty():
-            worker, overruns = self._ended.get()
-            try:
-                super().open()
-                for task, attempt in overruns:
-                    self._attempt(end_overrun, self.using, task, attempt, worker)
-                deregister(self.using, worker)
-            except BaseException:
-                self._ended.put((worker, overruns))
-                raise
-            has_ended, self._rescued_at, self._deleted_at = True, -math.inf, time.monotonic()
-        return has_ended
+        while self._ended:
+            worker, overruns = self._ended[0]
+            for task, attempt in overruns:
+                self._attempt(end_overrun, self.using, task, attempt, worker)
+            deregister(self.using, worker)
+            self._ended.popleft()
+            self._rescued_at, self._deleted_at = -math.inf, time.monotonic()
 
     def _round(self) -> float | None:
-        """Do one round. Return the seconds until the next task is due, None if that is not known."""
-        rescued: list[Rescued] = []
-        with transaction.atomic(using=self.using, durable=True):
-            if not try_upkeep_lock(self.using):
-                return BEFORE_URGENT_ROUND if self._rescued_at < 0 else None
-            promoted = self._attempt(promote, self.using) or 0
-            keys, awaited = self._attempt(open_rates, self.using) or [], []
-            has_moved = bool(promoted or keys)
-            if time.monotonic() - self._rescued_at >= self._often:
-                self._rescued_at = time.monotonic()
-                self._attempt(self._notice_step_of_clock)
-                rescued = self._attempt(self._rescue) or []
-                keys += self._attempt(self._orphaned_keys) or []
-                awaited = self._attempt(self._orphaned_waiters) or []
-            due_in = self._attempt(next_due_in, self.using)
-        # Outside of the round's transaction, because all workers write the same rows of numbers.
-        self._attempt(add_rescued, self.using, [(each.queue, each.task_path, each.status) for each in rescued])
-        # Also outside, because admission holds the locks of the keys to the end of a transaction.
-        if keys or awaited:
-            promoted += self._attempt(release, self.using, awaited) or 0
-            promoted += self._attempt(admit, self.using, keys) or 0
-            due_in = self._attempt(next_due_in, self.using)
+        """Promote, rescue and admit. Return the seconds until the next task is due, None if that is not known."""
+        promoted = self._attempt(promote, self.using) or 0
+        keys, awaited = self._attempt(open_rates, self.using) or [], []
+        has_moved = bool(promoted or keys)
+        if time.monotonic() - self._rescued_at >= self._often:
+            self._rescued_at = time.monotonic()
+            self._attempt(self._notice_step_of_clock)
+            self._attempt(self._rescue)
+            keys += self._attempt(self._orphaned_keys) or []
+            awaited = self._attempt(self._orphaned_waiters) or []
+        promoted += self._attempt(release, self.using, awaited) or 0
+        promoted += self._attempt(admit, self.using, keys) or 0
         if promoted:
-            self.promoted()
+            self.heartbeat.note_promoted()
+        due_in = self._attempt(next_due_in, self.using)
         if due_in is not None and due_in <= 0 and not (has_moved or promoted):
             # A task is due and was not promoted, because its row is locked.
             return LOCKED_RETRY
@@ -250,8 +218,7 @@ class Upkeep(Service):
         name, connection = step.__qualname__, connection_for(self.using)
         session = connection.connection
         try:
-            with transaction.atomic(using=self.using) if connection.in_atomic_block else nullcontext():
-                answer = step(*values)
+            answer = step(*values)
         except Exception as error:
             # Django drops a session that was lost in a transaction, and would open another one without our settings. A
             # read-only session leads to a server that is not the primary. The next session may lead to the primary.
@@ -266,31 +233,30 @@ class Upkeep(Service):
             self._failing.remove(name)
         return answer
 
-    def _count_depths(self) -> None:
-        """Count how many tasks each queue has. Only upkeep workers do this, and only one of them at a time."""
-        if self._older_parents < UPKEEP_PARENTS:
-            self._repeat_in("_count_depths", max(BETWEEN_DEPTHS, PAUSE_FACTOR * count_depths(self.using)))
+    # Each of the rare steps returns the seconds until it is due again.
 
-    def _warn(self) -> None:
+    def _count_depths(self) -> float:
+        """Count how many tasks each queue has. Only upkeep workers do this, and only one of them at a time."""
+        return max(BETWEEN_DEPTHS, PAUSE_FACTOR * count_depths(self.using)) if self._standby_factor == 1 else 0.0
+
+    def _warn(self) -> float:
         """Warn once of tasks that no worker can run, and again after they were gone. Only the oldest parent does."""
-        if self._older_parents:
-            return
-        self._repeat_in("_warn", BETWEEN_WARNINGS)
-        if not self.heartbeat.ready_queues:
-            self._warned.clear()
-            return
-        found = {("function", each.task_path): _no_function(each) for each in unknown(self.using)}
-        found |= {("queue", queue): _no_worker(queue) for queue in unserved_queues(self.using)}
-        for key, text in found.items():
-            if key not in self._warned:
-                logger.warning("%s", text)
+        if self.heartbeat.older_parents:
+            return 0.0
+        found: dict[tuple[str, str], str] = {}
+        if self.heartbeat.ready_queues:
+            found = {("function", each.task_path): _no_function(each) for each in unknown(self.using)}
+            found |= {("queue", queue): _no_worker(queue) for queue in unserved_queues(self.using)}
+        for key in [each for each in found if each not in self._warned]:
+            logger.warning("%s", found[key])
         self._warned = set(found)
+        return BETWEEN_WARNINGS
 
     def _keep_schedules(self) -> float | None:
         """Enqueue the tasks of due ticks. Return the seconds until the next tick, None if there is none."""
         ticks = self.schedules.keep()
         if ticks.tasks:
-            self.promoted()
+            self.heartbeat.note_promoted()
         return ticks.next_in
 
     # Keys and waiters whose tasks are still blocked after a crash. Some of them are read at a time.
@@ -305,41 +271,30 @@ class Upkeep(Service):
         self._waiter = waiters[-1][0] if len(waiters) == WAITERS_AT_ONCE else 0
         return [awaited for _, awaited in waiters if awaited is not None]
 
-    def _prune(self) -> None:
-        """Delete some old tasks. Outside of the round's transaction, because two workers may do this at once."""
+    def _prune(self) -> float:
+        """Delete some old tasks. Two workers may do this at once."""
         count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
         self._prunes_on = bool(count and self._pruned_to)
         soon = BETWEEN_PRUNINGS if self._prunes_on else self._often
-        self._repeat_in("_prune", soon if count or self._pruned_to else PRUNING_PAUSE * self._standby_factor)
+        return soon if count or self._pruned_to else PRUNING_PAUSE * self._standby_factor
 
-    def _prune_others(self) -> None:
+    def _prune_others(self) -> float:
         """Delete old rows of other tables. Look for tables of the project whose rows refuse the pruning of tasks."""
         warn_of_references(self.using, self._referring)
         unused, self._rate_key = delete_unused_rates(self.using, self._rate_key)
-        is_done = not (prune_numbers(self.using) or unused)
-        self._repeat_in("_prune_others", PAUSE_OF_OTHERS * self._standby_factor if is_done else self._often)
+        has_more = prune_numbers(self.using) or unused
+        return self._often if has_more else PAUSE_OF_OTHERS * self._standby_factor
 
-    @property
-    def _standby_factor(self) -> int:
-        return 1 if self._older_parents < UPKEEP_PARENTS else STANDBY_FACTOR
-
-    def _repeat_in(self, step: str, seconds: float) -> None:
-        """Note when a rare step is due again."""
-        self._due_at[step] = time.monotonic() + seconds
-
-    def _rescue(self) -> list[Rescued]:
-        found: list[Rescued] = []
+    def _rescue(self) -> None:
         unbroken = min(self.heartbeat.unbroken_for(), time.monotonic() - self._stepped_at)
-        for _ in range(RESCUES):
-            rescued = rescue(self.using, unbroken=unbroken)
-            found += rescued
-            if len(rescued) < RESCUED_AT_ONCE:
-                break
+        found = rescue(self.using, unbroken=unbroken)
+        if len(found) == RESCUED_AT_ONCE:
+            self.rescue_soon()
         for task in found:
             text = "Task %d (%r) was taken back from worker %s, which is dead; it is %s now."
             logger.warning(text, task.id, task.task_path, task.worker, task.status)
         delete_dead(self.using, unbroken=unbroken)
-        return found
+        self._attempt(add_rescued, self.using, [(each.queue, each.task_path, each.status) for each in found])
 
 
 def _no_function(tasks: UnknownTasks) -> str:

@@ -17,7 +17,7 @@ from django_pglock.models import AdvisoryLock, Task
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.admit import LOCK_KEYS, admit
-from django_pglock.store.liveness import TRY_UPKEEP_LOCK
+from django_pglock.store.release import TRY_UPKEEP_LOCK
 from django_pglock.store.statements import filled
 from django_pglock.testing import assert_no_locks, hold
 from tests.sample import keyed_tasks as keyed

@@ -5,25 +5,24 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from django.db import connection
+from django.db import transaction
 from django.db.models.functions import Now
 
-from django_pglock.keys.reserved import UPKEEP
 from django_pglock.models import RateLimit, Task
+from django_pglock.postgres.connections import has_session_ended
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import release as promote_module
 from django_pglock.store.outcome import Failure, Retried
 from django_pglock.store.ready import next_due_in
-from django_pglock.store.release import promote, restart_delays
+from django_pglock.store.release import TRY_UPKEEP_LOCK, promote, restart_delays
 from django_pglock.store.settle import settle
-from django_pglock.worker.child import feeder
 from django_pglock.worker.parent import upkeep
 from tests import server_clock
 from tests.db.store.endings import statuses
 from tests.db.worker.conftest import make_upkeep
-from tests.in_process import InProcessWorker
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -134,22 +133,36 @@ def test_locked_due_rows_are_tried_again_after_a_pause(session, model):
     assert rounds._round() is None
 
 
-def test_a_drain_promotes_only_in_turn_with_rounds_of_upkeep(monkeypatch):
-    """Two that promote at once skip each other's rows, so a task could come before an older one of its lock key."""
-    held = []
-
-    def promote_and_look(using):
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND classid = %s AND objsubid = 2", [UPKEEP]
-            )
-            held.append(cursor.fetchone()[0])
-        return promote(using)
-
-    monkeypatch.setattr(upkeep, "promote", lambda using: 0)
-    monkeypatch.setattr(feeder, "promote", promote_and_look)
-    keyed.step.using(run_after=timedelta(seconds=1)).enqueue(1)
+@pytest.fixture
+def promoting(session):
+    """Another session that is in a promotion."""
+    tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
     Task.objects.update(run_after=Now())
-    assert InProcessWorker(drain=True).run_here()
-    assert set(held) == {1}
-    assert Task.objects.get().status == "SUCCESSFUL"
+    session.set_autocommit(False)
+    with session.cursor() as cursor:
+        cursor.execute(TRY_UPKEEP_LOCK)
+        assert cursor.fetchone()[0] is True
+    return session
+
+
+def test_one_session_promotes_at_a_time(promoting):
+    """Two that promote at once skip each other's rows, so a task could come before an older one of its lock key."""
+    assert promote("default") == 0
+    promoting.rollback()
+    assert promote("default") == 1
+
+
+def test_a_process_that_freezes_in_a_promotion_keeps_others_from_it_for_a_moment(promoting, worker, eventually):
+    """The server ends its session after three seconds."""
+    worker()
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists(), why="nobody promoted anything")
+    assert has_session_ended(promoting)
+
+
+def test_the_settings_of_a_promotion_end_with_its_transaction():
+    shown = "SELECT current_setting('enable_sort'), current_setting('idle_in_transaction_session_timeout')"
+    [before] = execute_sql(shown)
+    with transaction.atomic():
+        promote("default")
+        assert execute_sql(shown) == [("off", "3s")]
+    assert execute_sql(shown) == [before]

@@ -18,7 +18,7 @@ from django_pglock.error_reading import fingerprint_of
 from django_pglock.keys import reserved
 from django_pglock.models import Attempt, Task
 from django_pglock.store import rescue as rescue_module
-from django_pglock.store.liveness import TRY_UPKEEP_LOCK, missing, silent_after
+from django_pglock.store.liveness import missing, silent_after
 from django_pglock.store.outcome import Failed, Failure, Interrupted
 from django_pglock.store.rescue import (
     LOST_WITH_WORKER,
@@ -302,11 +302,15 @@ def upkeep(monkeypatch):
     return made
 
 
-def test_a_round_of_upkeep_rescues_all_tasks_of_a_dead_worker(upkeep, claim):
+def test_rounds_of_upkeep_rescue_all_tasks_of_a_dead_worker(upkeep, claim):
+    """The tasks beyond the limit of a statement are rescued by the next rounds, which come at once."""
     count = 2 * RESCUED_AT_ONCE + 1
     enqueue_many(tasks.nothing, [{}] * count)
     claim(count)
-    assert upkeep.round_with_rescue() == count
+    upkeep.round_with_rescue()
+    while upkeep._rescued_at <= 0.0:
+        upkeep._round()
+    assert Task.objects.filter(rescues=1).count() == count
 
 
 @pytest.mark.parametrize("step", [3600, -3600])
@@ -327,31 +331,6 @@ def test_a_step_of_the_servers_clock_condemns_no_living_worker(upkeep, claim, se
     assert upkeep.round_with_rescue() == 0, "a living worker may beat later"
     upkeep._stepped_at -= missing()
     assert upkeep.round_with_rescue() == 1, "a living worker would have beaten by now"
-
-
-def test_a_parent_that_ends_rescues_the_tasks_of_its_children_after_the_round_of_another(
-    upkeep, claim, session, in_threads, eventually
-):
-    """The rows of the children are deleted, so no other parent would be told that heartbeats are missing."""
-    tasks.nothing.enqueue()
-    [claimed] = claim()
-    upkeep.stopping.set()
-    upkeep._ended.put((claimed.worker, []))
-    session.set_autocommit(False)
-    with session.cursor() as cursor:
-        cursor.execute(TRY_UPKEEP_LOCK)
-    tries = []
-    upkeep._attempt = lambda step, *values: tries.append(step) or type(upkeep)._attempt(upkeep, step, *values)
-
-    def act(number):
-        if number == 0:
-            upkeep.flush()
-        else:
-            eventually(lambda: tries.count(upkeep._round) > 1, why="it does not try again")
-            session.rollback()
-
-    in_threads(act, 2)
-    assert Task.objects.get().status == "READY"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Task
 from django_pglock.store.admit import admit
-from django_pglock.store.liveness import try_upkeep_lock
 from django_pglock.store.release import promote
 from django_pglock.store.rescue import rescue
 from django_pglock.store.statements import IN_INDEX_ORDER, OFF, array_of_texts, bound, filled, message, rows_of, run
@@ -119,11 +118,6 @@ def retry_unique_tasks():
     assert Task.objects.all().retry() == 2
 
 
-def do_upkeep():
-    with transaction.atomic():
-        assert try_upkeep_lock("default")
-
-
 def prune_one():
     keyed.refresh.enqueue(1)
     old = Now() - timedelta(days=9)
@@ -136,14 +130,13 @@ def prune_one():
     [
         enqueue_a_key,
         retry_unique_tasks,
-        do_upkeep,
         lambda: admit("default", ["order:1", "order:2"]),
         lambda: rescue("default", unbroken=math.inf),
         lambda: promote("default"),
         lambda: enqueue_due(),
         prune_one,
     ],
-    ids=["enqueue", "retry", "upkeep", "admit", "rescue", "promote", "schedule", "prune"],
+    ids=["enqueue", "retry", "admit", "rescue", "promote", "schedule", "prune"],
 )
 def test_a_verb_leaves_no_setting_in_the_session(verb):
     """Statements of the caller, and behind a pooler those of other clients, run in the same session."""

@@ -67,9 +67,13 @@ def make_feeder(**options: Any) -> Feeder:
 def make_upkeep(*, unbroken_for: float = 0.0, is_quiet: bool = False, older_parents: int = 0) -> Upkeep:
     """Return the upkeep of a parent whose heartbeat is made up."""
     heartbeat: Any = SimpleNamespace(
-        unbroken_for=lambda: unbroken_for, is_quiet=is_quiet, older_parents=older_parents, ready_queues={"default"}
+        unbroken_for=lambda: unbroken_for,
+        is_quiet=is_quiet,
+        older_parents=older_parents,
+        ready_queues={"default"},
+        note_promoted=lambda: None,
     )
-    return Upkeep("default", heartbeat, promoted=lambda: None)
+    return Upkeep("default", heartbeat)
 
 
 def run_to_its_end(**options: Any) -> InProcessWorker:

@@ -192,7 +192,7 @@ def test_a_change_of_code_lets_running_tasks_finish(monkeypatch, worker, eventua
     """A person who stops the worker meanwhile does not want it to start again."""
     dates = [1.0]
     monkeypatch.setattr(worker_module.StatReloader, "snapshot_files", lambda self: [("models.py", dates[-1])])
-    monkeypatch.setattr(worker_module, "RELOAD_INTERVAL", 0.01)
+    monkeypatch.setattr(worker_module, "CHECK_INTERVAL", 0.01)
     running = worker(reloads=True, grace=600)
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists())

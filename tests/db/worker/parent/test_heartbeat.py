@@ -40,20 +40,17 @@ class FakeWorkers:
     def beats(self):
         return [self.beat_of(each) for each in self.ids]
 
-    def busy(self):
-        return self.ids
-
     def note_beat(self, replies, began):
         self.written.append(set(replies))
 
-    def tell(self, **message):
-        self.told.append(message)
+    def tell(self, worker=None, **message):
+        if worker is None:
+            self.told.append(message)
+        else:
+            self.requests.append((worker, message))
 
     def wake(self, *about):
         self.wakes.append(about)
-
-    def pass_on(self, worker, **message):
-        self.requests.append((worker, message))
 
     def wake_upkeep(self, *, rescues=False):
         self.upkeeps.append(rescues)

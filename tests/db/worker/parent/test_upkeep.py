@@ -38,7 +38,7 @@ def test_a_younger_parent_takes_over_upkeep_when_an_older_one_is_gone(worker, ev
     """Otherwise the tasks of the older worker would wait for the next round, which is rare for a younger parent."""
     monkeypatch.setattr(upkeep, "STANDBY_FACTOR", 1_000_000)
     running = worker()
-    eventually(lambda: running.upkeep._older_parents == UPKEEP_PARENTS)
+    eventually(lambda: running.heartbeat.older_parents == UPKEEP_PARENTS)
     eventually(lambda: (running.upkeep._sleep or 0) > upkeep.LINGER, why="it does not rest")
     orphan = Task.objects.create(
         queue="default",
@@ -114,7 +114,7 @@ def failing(step):
     ids=["promote", "rescue", "all others"],
 )
 def test_a_failing_step_of_upkeep_does_not_stop_the_others(claim, worker, eventually, monkeypatch, caplog, steps):
-    """As a statement that exceeds its timeout in each round. Otherwise the transaction of the round would end."""
+    """As a statement that exceeds its timeout in each round."""
     decorate(scheduled.nightly, every=0.1)
     tasks.record.enqueue("rescued")
     claim()

@@ -10,7 +10,6 @@ import pytest
 
 from django_pglock.worker.channel import Channel
 from django_pglock.worker.loop import Loop
-from django_pglock.worker.parent import crew as module
 from django_pglock.worker.parent.crew import Crew
 from tests.conftest import NEVER
 
@@ -20,20 +19,21 @@ class FakeStarter:
 
     def __init__(self) -> None:
         self.ends: list[Channel] = []
-        self.signals: list[tuple[int, int]] = []
+        self.killed: list[str] = []
         self.refuses = 0
+        self.on_end: Any = None
 
-    def start(self, channel: Any, started: Any) -> None:
+    def start(self, key: str, channel: Any) -> None:
         if self.refuses:
             self.refuses -= 1
-            started(0, "no more processes")
+            self.on_end(key, "no more processes")
             return
         self.ends.append(Channel(channel.dup()))
         # The process of the test is running, as far as the system tells.
-        started(os.getpid() if len(self.ends) == 1 else 10**7 + len(self.ends), "")
+        self.ends[-1].send(ready=[os.getpid(), []])
 
-    def signal(self, pid: int, number: int) -> None:
-        self.signals.append((pid, number))
+    def kill(self, key: str) -> None:
+        self.killed.append(key)
 
 
 class Observed(Crew):
@@ -47,13 +47,18 @@ class Observed(Crew):
         while not (value := is_true()):
             assert time.monotonic() < deadline, "it never came true"
             self.loop.run_once()
+            self.check()
         return value
 
     def turn(self) -> None:
         """Let the loop do all that is due, and one check of the children."""
         done: list[int] = []
-        self.loop.call_later(3 * module.CHECK_INTERVAL, lambda: done.append(1))
+        self.loop.call_later(0.03, lambda: done.append(1))
         self.until(lambda: done)
+
+    def lose(self, code: int, place: int = 0) -> None:
+        """Let a child end."""
+        self.note_end(self.all[place].id.hex, code)
 
     def tell(self, child: int = 0, **message: Any) -> None:  # type: ignore[override]
         """Say something as a child."""
@@ -65,16 +70,17 @@ class Observed(Crew):
 
 
 @pytest.fixture
-def make(monkeypatch):
-    monkeypatch.setattr(module, "CHECK_INTERVAL", 0.01)
+def make():
     made: list[Observed] = []
 
     def make(count: int = 1, **options: Any) -> Observed:
         given = {"using": "default", "grace": 0.0, "drain": False, "threads": 1, "queues_given": [], **options}
         children = Observed(Loop(), fake := FakeStarter(), given, first=1, count=count)
         children.fake = fake
+        fake.on_end = children.note_end
         made.append(children)
         children.start()
+        children.turn()
         return children
 
     yield make

@@ -57,11 +57,11 @@ class Parent:
 
     def __init__(self) -> None:
         self.loop = Loop()
-        self.children: dict[int, Channel] = {}
+        self.children: dict[str, Channel] = {}
         command = [sys.executable, __file__, "child"]
         sys.stdout.write("printed by the parent\n")
         self.starter = make_starter(
-            self.loop, run_child, lambda: command, on_end=self.on_end, on_lost=lambda: say("lost", self.loop.stop())
+            self.loop, run_child, lambda: command, self.on_end, lambda: say("lost", self.loop.stop())
         )
         self.loop.watch(0, READ, self.read)
 
@@ -71,35 +71,32 @@ class Parent:
             match what:
                 case "start":
                     self.start()
-                case "signal":
-                    self.starter.signal(int(words[0]), int(words[1]))
+                case "kill":
+                    self.starter.kill(words[0])
                 case "end":
                     self.starter.close()
                     self.loop.stop()
                 case _:
-                    self.children[int(words[0])].send(do=[what, *words[1:]])
+                    self.children[words[0]].send(do=[what, *words[1:]])
 
     def start(self) -> None:
         ours, theirs = socket.socketpair()
-        channel = Channel(ours)
-
-        def started(pid: int, error: str) -> None:
-            say("started", pid, error)
-            self.children[pid] = channel
-            self.loop.watch(channel, READ, lambda: self.receive(pid))
-
+        channel, key = Channel(ours), str(len(self.children))
+        self.children[key] = channel
+        self.loop.watch(channel, READ, lambda: self.receive(key))
         with theirs:
-            self.starter.start(theirs, started)
+            self.starter.start(key, theirs)
+        say("started", key)
 
-    def receive(self, pid: int) -> None:
-        for message in self.children[pid].receive():
-            say("heard", pid, message)
-        if self.children[pid].is_over:
-            self.loop.unwatch(self.children[pid])
-            say("over", pid)
+    def receive(self, key: str) -> None:
+        for message in self.children[key].receive():
+            say("heard", key, message)
+        if self.children[key].is_over:
+            self.loop.unwatch(self.children[key])
+            say("over", key)
 
-    def on_end(self, pid: int, code: int) -> None:
-        say("ended", pid, code)
+    def on_end(self, key: str, code: int | str) -> None:
+        say("ended", key, code)
 
 
 def main(kind: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from django_pglock.models import Worker
 from django_pglock.worker.parent import crew as module
-from django_pglock.worker.parent.crew import Child, in_words, is_running
+from django_pglock.worker.parent.crew import Child, in_words, is_stopped
 
 
 @pytest.fixture
@@ -26,20 +26,20 @@ def test_a_child_that_ends_is_started_again_after_growing_pauses(make, pauses):
     """Also with exit code 0: a child that was not asked to end has to run."""
     children = make()
     for code in (-11, 1, 0):
-        children.note_end(children.all[0].pid, code)
+        children.lose(code)
         children.until(lambda: children.all)
     assert pauses == [1, 2, 3]
     children.all[0].started_at -= module.STABLE_AFTER
-    children.note_end(children.all[0].pid, -9)
+    children.lose(-9)
     children.until(lambda: children.all)
     assert pauses == [1, 2, 3, 1], "it had lived for long enough"
-    assert children.upkeep._ended.qsize() == 4, "the tasks of each are rescued"
+    assert len(children.upkeep._ended) == 4, "the tasks of each are rescued"
 
 
 def test_a_child_that_cannot_be_started_is_tried_again(make, pauses, caplog):
     children = make()
     children.fake.refuses = 2
-    children.note_end(children.all[0].pid, 1)
+    children.lose(1)
     children.until(lambda: len(children.fake.ends) == 2)
     assert pauses == [1, 2, 3]
     assert caplog.text.count("cannot be started (no more processes)") == 2
@@ -55,22 +55,22 @@ def test_a_parent_without_file_descriptors_starts_its_child_later(make, pauses, 
         return answer()
 
     monkeypatch.setattr(module.socket, "socketpair", pair_or_refuse)
-    children.note_end(children.all[0].pid, 1)
+    children.lose(1)
     children.until(lambda: len(children.fake.ends) == 2)
     assert pauses == [1, 2]
 
 
 def test_a_draining_child_that_has_done_all_is_not_started_again(make, pauses):
     children = make(2, drain=True)
-    children.note_end(children.all[0].pid, 0)
+    children.lose(0)
     assert not children.are_gone
     children.tell(1, left_behind=["a task"])
-    children.note_end(children.all[0].pid, 75)
+    children.lose(75)
     assert children.are_gone
     assert children.left_behind == ["a task"]
     assert pauses == []
     crashed = make(drain=True)
-    crashed.note_end(crashed.all[0].pid, -9)
+    crashed.lose(-9)
     crashed.until(lambda: crashed.all)
     assert pauses == [1]
 
@@ -84,7 +84,7 @@ def test_a_child_that_asks_for_it_is_replaced_without_a_pause_and_before_it_has_
     assert not first.is_ending, "its last task may take long"
     children.tell(ending=True)
     assert (first.is_ending, second.is_ending) == (True, False)
-    children.note_end(first.pid, 1)
+    children.lose(1)
     assert children.all == [second]
     assert (pauses, children.have_failed) == ([], False)
 
@@ -101,28 +101,26 @@ def test_a_part_that_hangs_has_its_child_drained_and_replaced_once(make, caplog)
 def test_a_child_that_starts_slowly_or_keeps_the_gil_is_not_killed(make, settings):
     children = make()
     children.all[0].heard_at -= 1000.0
-    children.tell(ready=[])
-    children.all[0].heard_at -= 1000.0
     children.turn()
-    assert children.fake.signals == []
+    assert children.fake.killed == []
     children.all[0].heard_at -= module.LONGEST_SILENCE
     children.turn()
-    assert (os.getpid(), signal.SIGKILL) in children.fake.signals
+    assert children.all[0].id.hex in children.fake.killed
 
 
 def test_a_child_that_is_stopped_is_killed(make, monkeypatch, caplog):
     children = make()
-    monkeypatch.setattr(module, "is_running", lambda pid: False)
+    monkeypatch.setattr(module, "is_stopped", lambda pid: True)
     children.turn()
-    assert children.fake.signals == [], "it was heard a moment ago"
+    assert children.fake.killed == [], "it was heard a moment ago"
     children.all[0].heard_at -= 1000.0
     children.turn()
-    assert children.fake.signals[0] == (os.getpid(), signal.SIGKILL)
+    assert children.fake.killed[0] == children.all[0].id.hex
     assert "has been frozen for 1000 s. It is killed." in caplog.text
     assert children.beats() == [], "nobody beats for it any more"
-    killed = len(children.fake.signals)
+    killed = len(children.fake.killed)
     children.turn()
-    assert len(children.fake.signals) > killed, "the first signal may have been lost"
+    assert len(children.fake.killed) > killed, "the first signal may have been lost"
 
 
 def test_what_has_not_ended_in_time_is_killed(make, monkeypatch, caplog):
@@ -130,8 +128,8 @@ def test_what_has_not_ended_in_time_is_killed(make, monkeypatch, caplog):
     for begin in (lambda each: each.drain(), lambda each: each.end(), lambda each: each.tell(ending=True)):
         children = make(grace=0.01)
         begin(children)
-        children.until(lambda: children.fake.signals)  # noqa: B023
-        children.note_end(os.getpid(), -9)
+        children.until(lambda: children.fake.killed)  # noqa: B023
+        children.lose(-9)
     assert caplog.text.count("has not ended in time") == 3
 
 
@@ -140,7 +138,7 @@ def test_a_child_that_has_closed_its_channel_and_stays_is_killed(make, monkeypat
     monkeypatch.setattr(module, "MARGIN", 0.05)
     children = make()
     children.fake.ends[0].close()
-    children.until(lambda: children.fake.signals)
+    children.until(lambda: children.fake.killed)
 
 
 def test_an_attempt_that_keeps_its_child_from_ending_it_has_the_child_killed(make, monkeypatch, caplog):
@@ -151,7 +149,7 @@ def test_an_attempt_that_keeps_its_child_from_ending_it_has_the_child_killed(mak
     children.tell(began=[1, 1, now - 500.0])
     children.tell(began=[3, 2, now - 400.0])
     children.tell(began=[4, 1, now + 10_000.0])
-    assert children.fake.signals == [], "the child has a moment to end by itself"
+    assert children.fake.killed == [], "the child has a moment to end by itself"
     monkeypatch.setattr(module, "OVERRUN_MARGIN", 450.0)
     children.turn()
     assert "runs a task long after its timeout" in caplog.text
@@ -162,22 +160,22 @@ def test_also_a_child_that_ends_and_is_killed_has_overrun_attempts(make, monkeyp
     """Otherwise they would count as lost, and would run again as often as poison tasks."""
     monkeypatch.setattr(module, "MARGIN", 0.05)
     children = make()
-    children.tell(ready=[], began=[1, 1, time.monotonic()])
+    children.tell(began=[1, 1, time.monotonic()])
     children.drain()
-    children.until(lambda: children.fake.signals)
+    children.until(lambda: children.fake.killed)
     assert children.all[0].overruns == [(1, 1)]
 
 
 def test_a_stop_starts_nothing_any_more(make, monkeypatch):
     monkeypatch.setattr(module, "pause_after", lambda number, *limits: 0.02)
     children = make(2)
-    children.note_end(children.all[0].pid, 1)
+    children.lose(1)
     children.drain()
     assert [each for each in children.heard_by(1) if "start" not in each] == [{"drain": True}]
     children.tell(1, replace="it uses too much memory")
     time.sleep(0.03)
     children.turn()
-    children.note_end(children.all[0].pid, 0)
+    children.lose(0)
     assert children.are_gone
     assert not children.have_failed
 
@@ -187,7 +185,7 @@ def test_a_second_stop_gives_tasks_back(make):
     children.drain()
     children.end()
     assert children.heard_by()[1:] == [{"drain": True}, {"end": True}]
-    children.note_end(os.getpid(), -signal.SIGKILL)
+    children.lose(-signal.SIGKILL)
     assert children.have_failed
 
 
@@ -227,6 +225,6 @@ def test_exit_codes_in_words():
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="asks /proc")
-def test_a_process_that_has_ended_does_not_run():
-    assert is_running(os.getpid())
-    assert not is_running(2**30)
+def test_a_process_that_has_ended_is_not_stopped():
+    assert not is_stopped(os.getpid())
+    assert not is_stopped(2**30)

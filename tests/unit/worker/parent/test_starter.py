@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,11 +56,11 @@ class Running:
             time.sleep(0.005)
         raise AssertionError(f"{words} did not come: {self.lines}")
 
-    def start_child(self) -> tuple[int, list[object]]:
-        """Start a child; return its number, and what it has said of itself."""
+    def start_child(self) -> tuple[str, list[Any]]:
+        """Start a child; return its key, and what it has said of itself: its process, its parent's, its files."""
         self.tell("start")
-        pid = int(self.hear("started")[1])
-        return pid, ast.literal_eval(self.hear("heard", pid)[2])["ready"]
+        key = self.hear("started")[1]
+        return key, ast.literal_eval(self.hear("heard", key)[2])["ready"]
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -107,11 +108,11 @@ def test_the_ends_of_children_are_told_with_their_exit_codes(run, kind):
     (first, _), (second, _), (third, _) = [running.start_child() for _ in range(3)]
     running.tell("exit", first, 75)
     running.tell("raise", second)
-    running.tell("signal", third, int(signal.SIGKILL))
+    running.tell("kill", third)
     assert running.hear("ended", first)[2] == "75"
     assert running.hear("ended", second)[2] == "1"
     assert running.hear("ended", third)[2] == "-9"
-    running.tell("signal", third, int(signal.SIGKILL))
+    running.tell("kill", third)
     running.tell("end")
     assert running.process.wait(NEVER) == 0
     assert "RuntimeError: an error of a child" in running.process.stderr.read()
@@ -120,9 +121,9 @@ def test_the_ends_of_children_are_told_with_their_exit_codes(run, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_printed_is_written_once(run, kind):
     running = run(kind)
-    pid, _ = running.start_child()
-    running.tell("exit", pid, 0)
-    running.hear("ended", pid)
+    child, _ = running.start_child()
+    running.tell("exit", child, 0)
+    running.hear("ended", child)
     running.tell("end")
     running.process.wait(NEVER)
     running.reader.join(NEVER)
@@ -143,59 +144,59 @@ def test_a_child_has_no_file_of_its_parent_and_leaves_none_to_its_programs(run, 
 def test_signals_of_the_process_group_end_neither_the_starter_nor_its_children(run):
     """Ctrl-C on a terminal, and systemd, reach all processes. The parent ends its children in order."""
     running = run("fork")
-    pid, _ = running.start_child()
+    child, _ = running.start_child()
     for number in starting.SIGNALS:
         os.kill(int(running.starter), number)
     other, (_, starter, *_) = running.start_child()
     assert str(starter) == running.starter
     running.tell("exit", other, 3)
     assert running.hear("ended", other)[2] == "3"
-    running.tell("exit", pid, 4)
-    assert running.hear("ended", pid)[2] == "4"
+    running.tell("exit", child, 4)
+    assert running.hear("ended", child)[2] == "4"
 
 
 @needs_proc
 def test_without_the_starter_the_children_are_gone_and_the_parent_knows(run):
     running = run("fork")
-    children = [running.start_child()[0] for _ in range(2)]
+    (child, (first, *_)), (_, (second, *_)) = [running.start_child() for _ in range(2)]
     # As if the parent asked for something at this moment.
     os.kill(int(running.starter), signal.SIGSTOP)
     running.tell("start")
-    running.tell("signal", children[0], 0)
+    running.tell("kill", child)
     os.kill(int(running.starter), signal.SIGKILL)
     running.hear("lost")
-    wait_for(lambda: all(map(is_gone, children)))
+    wait_for(lambda: is_gone(first) and is_gone(second))
 
 
 def test_a_starter_that_is_stopped_is_continued(run):
     running = run("fork")
-    pid, _ = running.start_child()
+    child, (pid, *_) = running.start_child()
     os.kill(int(running.starter), signal.SIGSTOP)
     running.start_child()
     os.kill(int(running.starter), signal.SIGSTOP)
     os.kill(pid, signal.SIGKILL)
-    assert running.hear("ended", pid)[2] == "-9"
+    assert running.hear("ended", child)[2] == "-9"
 
 
 @needs_proc
 @pytest.mark.parametrize("kind", KINDS)
 def test_children_die_with_their_parent_also_while_c_code_holds_the_gil(run, kind):
     running = run(kind)
-    (idle, _), (hog, _) = running.start_child(), running.start_child()
+    (_, (idle, *_)), (hog, (pid, *_)) = running.start_child(), running.start_child()
     running.tell("hog", hog)
     running.hear("heard", hog)
     os.kill(int(running.pid), signal.SIGKILL)
-    wait_for(lambda: is_gone(idle) and is_gone(hog))
+    wait_for(lambda: is_gone(idle) and is_gone(pid))
 
 
 @needs_proc
 def test_a_child_that_closes_all_its_files_is_seen_and_can_be_killed(run):
     running = run("fork")
-    pid, _ = running.start_child()
-    running.tell("close", pid)
-    running.hear("over", pid)
-    running.tell("signal", pid, int(signal.SIGKILL))
-    assert running.hear("ended", pid)[2] == "-9"
+    child, _ = running.start_child()
+    running.tell("close", child)
+    running.hear("over", child)
+    running.tell("kill", child)
+    assert running.hear("ended", child)[2] == "-9"
 
 
 @pytest.mark.parametrize(
