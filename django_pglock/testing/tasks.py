@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -124,11 +123,10 @@ def _run(here: Here, *, until: str, raise_errors: bool, limit: int) -> list[Task
                 continue
             if len(runs) >= limit:
                 here.give_back(claim)
-                [(path, number)] = Counter(each.task_path for each in runs).most_common(1)
                 raise RuntimeError(
-                    f"run_tasks() has run {limit} attempts, {number} of them of {path}, and {claim} would follow. If "
-                    "these tasks come to an end, give a higher limit=. If they snooze or enqueue themselves without "
-                    "end, let the test end them; until='due' runs no task that has snoozed."
+                    f"run_tasks() has run {limit} attempts, and {claim} would follow. If such tasks come to an end, "
+                    "give a higher limit=. If they snooze or enqueue themselves without end, let the test end them; "
+                    "until='due' runs no task that has snoozed."
                 )
             ended = here.run(claim)
             runs += map(_task_run, (ended, *ended.same_call))
@@ -181,13 +179,7 @@ class Here:
         self.using = using
         self.queues = queues
         self.in_flight = InFlight(1)
-        self.settler = Settler(
-            self.in_flight,
-            using,
-            NO_WORKER,
-            ready=lambda queue: None,
-            scheduled=lambda: None,
-        )
+        self.settler = Settler(self.in_flight, using, NO_WORKER, ready=lambda queue: None, scheduled=lambda: None)
         self.settler.use_connection_of_thread()
         # It does not wait for more outcomes.
         self.settler.stopping.set()

@@ -9,8 +9,8 @@ has ready tasks), ``poll`` (notifications may be missing), ``cancel`` and ``stac
 
 Messages of the child: ``ready`` (its process id, and the functions that it knows), ``began`` and ``ended`` (an
 attempt with a timeout), ``stack`` (an answer), ``report`` (its health and its numbers), ``scheduled`` (a task will run
-again later), ``ending`` (it ends), ``replace`` (it will end, and why), ``left_behind`` (what a draining child could not
-run).
+again later), ``ending`` (it ends), ``replace`` (it will end, and why, with the level of the log), ``left_behind`` (what
+a draining child could not run).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
@@ -38,8 +38,6 @@ logger = get_logger(WORKER)
 
 #: SIGHUP comes when a terminal or an ssh session is closed.
 HANG_UP = signal.SIGHUP
-#: Seconds at the end for the upkeep to end its present statement, and for the heartbeat to close its session.
-LAST_UPKEEP, LAST_HEARTBEAT = 10.0, 1.0
 
 
 def no_command() -> Sequence[str]:
@@ -126,21 +124,20 @@ class Worker:
         for each in self.databases:
             _refuse_in_test_case(each)
         refuse_platform()
-        is_main = threading.current_thread() is threading.main_thread()
         self.loop, self._began_at = Loop(), time.monotonic()
         self.crews.clear()
         self.health.is_stopping = False
-        handlers = self._handle_signals() if is_main else {}
-        starter = None
-        try:
+        with ExitStack() as ends:
+            ends.callback(self.loop.close)
+            is_main = threading.current_thread() is threading.main_thread()
+            if is_main:
+                self._handle_signals(ends)
             starter = self.make_starter(self.loop, run_child, self.command, self._on_child_end, self._on_starter_lost)
+            ends.callback(starter.close)
             # After the fork of the starter, which has no thread. In tests, the process is not the worker's.
-            with written_by_thread() if is_main else nullcontext():
-                self._run(starter)
-        finally:
-            self._close(starter)
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+            if is_main:
+                ends.enter_context(written_by_thread())
+            self._run(starter, ends)
         return not (self._has_failed or any(crew.have_failed for crew in self.crews))
 
     def stop(self) -> None:
@@ -149,7 +146,7 @@ class Worker:
         if self._is_begun:
             self.loop.call_soon(self._obey_stop)
 
-    def _run(self, starter: Starter) -> None:
+    def _run(self, starter: Starter, ends: ExitStack) -> None:
         for place, using in enumerate(self.databases):
             options = {**self.options, "using": using}
             first = 1 + place * self.processes
@@ -161,7 +158,9 @@ class Worker:
 
             self.server = ProbeServer(self.health, self.probe_port)
             self.server.start()
+            ends.callback(self.server.stop)
         for crew in self.crews:
+            ends.callback(crew.close)
             crew.start()
         self._check(starter)
         self.systemd.start()
@@ -171,52 +170,28 @@ class Worker:
         if self._stops:
             self._obey_stop()
         self.loop.run()
-        # The upkeep rescues the tasks of children that did not end in order, before this process ends.
-        for crew in self.crews:
-            crew.upkeep.stop()
-        for crew in self.crews:
-            crew.upkeep.wait(LAST_UPKEEP)
-
-    def _close(self, starter: Starter | None) -> None:
-        for crew in self.crews:
-            crew.heartbeat.stop()
-        if self.server is not None:
-            self.server.stop()
-        if starter is not None:
-            starter.close()
-        for crew in self.crews:
-            crew.heartbeat.wait(LAST_HEARTBEAT)
-        if threading.current_thread() is threading.main_thread():
-            signal.set_wakeup_fd(-1)
-        self.loop.close()
 
     def _obey_stop(self) -> None:
         # A person who ends a worker that is about to start again does not want it to start.
         self.code_has_changed = False
-        if self._stops == 1:
-            self._drain()
-        else:
-            for crew in self.crews:
-                crew.end()
+        self._end(drain=self._stops == 1)
 
-    def _drain(self) -> None:
-        if not self.health.is_stopping:
-            self.health.is_stopping = True
-            self.systemd.tell_stopping()
+    def _end(self, *, drain: bool) -> None:
+        self.health.is_stopping = True
+        self.systemd.tell()
         for crew in self.crews:
-            crew.drain()
+            crew.end(drain=drain)
         self._end_if_done()
 
     # Signals
 
-    def _handle_signals(self) -> dict[int, Any]:
+    def _handle_signals(self, ends: ExitStack) -> None:
         signal.set_wakeup_fd(self.loop.wakeup_fd, warn_on_full_buffer=False)
-        earlier: dict[int, Any] = {}
+        ends.callback(signal.set_wakeup_fd, -1)
         for number in stop_signals():
-            earlier[number] = signal.signal(number, self._on_signal)
+            ends.callback(signal.signal, number, signal.signal(number, self._on_signal))
         # An empty handler: without one, the signal would not wake the loop.
-        earlier[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
-        return earlier
+        ends.callback(signal.signal, signal.SIGCHLD, signal.signal(signal.SIGCHLD, lambda *_: None))
 
     def _on_signal(self, number: int, frame: Any) -> None:
         # A shell and the kernel may both send a SIGHUP, so it never counts as the second signal.
@@ -237,7 +212,6 @@ class Worker:
             crew.stop_starting()
             for child in list(crew.all):
                 crew.note_end(child.id.hex, -signal.SIGKILL)
-        self._end_if_done()
 
     def _look_for_changes(self) -> None:
         """Begin to end if a file of the code has changed, as Django's ``runserver`` does."""
@@ -249,7 +223,7 @@ class Worker:
         if changed:
             logger.info("%s has changed. The worker ends, and starts again.", changed[0])
             self.code_has_changed = True
-            self._drain()
+            self._end(drain=True)
         self.loop.call_later(CHECK_INTERVAL, self._look_for_changes)
 
     def _check(self, starter: Starter) -> None:
@@ -276,7 +250,7 @@ class Worker:
             return
         logger.error("This worker ends, because %s", why)
         crew.left_behind.append("what it could not read")
-        crew.end()
+        crew.end(drain=False)
 
     def _end_if_done(self) -> None:
         """End if no child is left, and none will be started."""

@@ -167,14 +167,14 @@ def test_a_poison_pill(experiment, eventually):
 
 
 @pytest.mark.parametrize("count", [pytest.param(5, marks=pytest.mark.short), 50])
-@pytest.mark.fault("deploys in a row: SIGTERM and a new worker")
+@pytest.mark.fault("deploys in a row: SIGTERM or SIGHUP, and a new worker")
 def test_deploys_in_a_row(experiment, eventually, count):
-    experiment.fault_name = f"{count} deploys in a row: SIGTERM and a new worker, under load"
+    experiment.fault_name = f"{count} deploys in a row: SIGTERM or SIGHUP, and a new worker, under load"
     experiment.workers(2, "--threads", "2")
-    for _round in range(count):
+    for number in range(count):
         experiment.load(8, seconds=0.1)
         old = next(worker for worker in experiment.started if worker.ended_at is None)
-        experiment.send_signal(old, signal.SIGTERM)
+        experiment.send_signal(old, signal.SIGHUP if number % 2 else signal.SIGTERM)
         experiment.worker("--threads", "2")
         assert old.wait() == 0
     eventually(experiment.is_over, why="some task is stuck")

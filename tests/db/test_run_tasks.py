@@ -239,7 +239,7 @@ def test_a_task_that_snoozes_without_end_is_an_error_that_says_so():
         raise Snooze(3600)
 
     snooze.enqueue()
-    with pytest.raises(RuntimeError, match=r"has run 5 attempts, 5 of them of .*snooze, and Task .* would follow"):
+    with pytest.raises(RuntimeError, match=r"has run 5 attempts, and Task .*snooze.* would follow"):
         run_tasks(limit=5)
     assert Task.objects.get().status in ("READY", "SCHEDULED")
     assert outcomes(run_tasks(until="due")) == ["snoozed"]

@@ -20,7 +20,7 @@ from django_pglock.tasks.claim import TaskContext
 from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.states import MOVES, TaskStatus
 from django_pglock.worker.child.child import LEFT_BEHIND
-from django_pglock.worker.parent.metrics import Metrics, attempt_families, depth_families
+from django_pglock.worker.parent.metrics import attempt_families, depth_families, gauges
 from example_project.systems import NAMES
 from tests.conftest import ROOT
 
@@ -98,9 +98,9 @@ def test_every_logger_stands_in_the_table():
 def test_every_metric_stands_in_the_table():
     table = section("Metrics", (ROOT / "docs" / "operations.md").read_text()).partition("\n\n")[0]
     told = re.findall(r"`([a-z_]+)(?:\{[\w, ]+\})?`", "".join(re.findall(r"^\|([^|]*)\|", table, re.MULTILINE)))
-    metrics = Metrics(MagicMock())
-    metrics.health.beat_age.return_value = 1.0
-    families = (*metrics._gauges(), *depth_families([]), *attempt_families({}))
+    health = MagicMock()
+    health.beat_age.return_value = 1.0
+    families = (*gauges(health), *depth_families([]), *attempt_families({}))
     names = {family.name for family in families}
     assert set(told) - {"django_pglock_"} == names
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import math
 import multiprocessing
 import os
@@ -105,7 +106,7 @@ class Child:
             heartbeat=self.heartbeat,
             backend=backend,
             drain=self.drain_state,
-            on_task_limit=lambda: self.channel.send(replace="it has run its maximum number of tasks"),
+            on_task_limit=lambda: self.channel.send(replace=["it has run its maximum number of tasks"]),
         )
         self.settler = Settler(
             self.in_flight,
@@ -215,10 +216,17 @@ class Child:
             self._tell_functions()
         close_sessions_of_ended_threads()
         self.channel.send(report=self.report())
-        limit = self.in_flight.limit_reached(self.options["max_memory"], has_ended_any=bool(self.settler.counts))
-        if limit and not self.is_stopping:
-            self.channel.send(replace=limit)
-            self.stop()
+        if self.is_stopping:
+            return
+        if trouble := self.hung():
+            self._replace(trouble.rstrip("."), logging.ERROR)
+        elif reason := self.in_flight.limit_reached(self.options["max_memory"], has_ended_any=self.settler.ended > 0):
+            self._replace(reason)
+
+    def _replace(self, *why: Any) -> None:
+        """End, and have the parent start another child at once: for a reason, which is logged at a level."""
+        self.channel.send(replace=why)
+        self.stop()
 
     def _tell_functions(self) -> None:
         self._known = registry.count()
@@ -231,7 +239,6 @@ class Child:
             "in_flight": len(in_flight.claims),
             "running": in_flight.running,
             "unsettled": in_flight.unsettled,
-            "hung": self.hung(),
             "unready": self.unready(),
         }
 
@@ -337,8 +344,7 @@ class Child:
             return
         claim = attempt.claim
         # First, because the log may hang, too.
-        self.channel.send(replace=f"task {claim.id} does not end")
-        self.stop()
+        self._replace(f"task {claim.id} does not end")
         logger.error(
             "%s does not end, although its timeout was over %.0f s ago. The process is replaced. Running tasks get "
             "%.0f s to finish. Let the function call context.check(), or limit its calls by timeouts of their own. Its "

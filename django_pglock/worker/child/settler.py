@@ -164,8 +164,8 @@ class Settler(Service):
         self._locked: dict[Claim, EndedClaim] = {}
         self._check_locked_at = 0.0
         self._is_progress_due = False
-        #: The number of claims that were lost.
-        self.lost = 0
+        #: The number of claims that have ended, and of those that were lost.
+        self.ended = self.lost = 0
         self.history = History(using)
 
     def connected(self) -> None:
@@ -300,6 +300,7 @@ class Settler(Service):
         if accepted is not None:
             # Some claims were lost.
             return self._report(batch, dict.fromkeys(accepted))
+        self.ended += len(batch)
         self.history.count(batch)
         return batch
 
@@ -327,6 +328,7 @@ class Settler(Service):
         lost = [ended for ended in batch if not ended.is_settled and ended.claim.id not in accepted]
         for ended in lost:
             report_lost(ended)
+        self.ended += len(batch)
         self.lost += len(lost)
         self.history.count(settled)
         if reruns := [ended.claim.queue for ended in settled if not isinstance(ended.outcome, FINAL)]:

@@ -42,6 +42,8 @@ MARGIN = 30.0
 OVERRUN_MARGIN = 2.0
 #: Seconds for a child to end after its channel is closed. Its end closes the channel, too.
 DEAF_MARGIN = 1.0
+#: Seconds at the end for the upkeep to end its present statement, and for the heartbeat to close its session.
+LAST_UPKEEP, LAST_HEARTBEAT = 10.0, 1.0
 #: The longest time in seconds for which code of a task may keep all threads of a child from running.
 LONGEST_SILENCE = 3600.0
 #: Seconds between two checks of the children, and of the worker's files.
@@ -113,6 +115,8 @@ class Crew:
         self.grace = float(options["grace"])
         self.heartbeat = Heartbeat(self.using, self.id, self)
         self.upkeep = Upkeep(self.using, self.heartbeat)
+        #: For the heartbeat, in its thread.
+        self.wake_upkeep = self.upkeep.wake
         self.all: list[Child] = []
         #: When the loop last checked the children.
         self.checked_at = time.monotonic()
@@ -125,6 +129,9 @@ class Crew:
         # The numbers of the children that have to be started later.
         self._later: dict[int, Timer] = {}
         self._numbers = range(first, first + count)
+        # The values of the row of each child.
+        self._row: dict[str, Any] = {"hostname": socket.gethostname()[:255], "threads": options["threads"]}
+        self._row["queues"] = options["queues_given"]
 
     @property
     def are_gone(self) -> bool:
@@ -142,6 +149,12 @@ class Crew:
             service.start()
         for number in self._numbers:
             self._start(number)
+
+    def close(self) -> None:
+        """End the services. First the upkeep rescues the tasks of children that did not end in order."""
+        for service, seconds in ((self.upkeep, LAST_UPKEEP), (self.heartbeat, LAST_HEARTBEAT)):
+            service.stop()
+            service.wait(seconds)
 
     # For the heartbeat, in its thread. The loop adds and removes children, so these copy the list.
 
@@ -170,28 +183,16 @@ class Crew:
         for child in [each for each in able if str(each.id) == worker] or able[:1]:
             child.channel.send(wake=[queue, hops])
 
-    def wake_upkeep(self, *, rescues: bool = False) -> None:
-        if rescues:
-            self.upkeep.rescue_soon()
-        else:
-            self.upkeep.wake()
-
     # The end
 
-    def drain(self) -> None:
-        """Have all children finish their running tasks and end. Start none any more."""
+    def end(self, *, drain: bool) -> None:
+        """Have all children end, and start none any more: after their running tasks, or without waiting for these."""
         self.stop_starting()
         for child in self.all:
-            self._drain(child)
+            child.channel.send(**{"drain" if drain else "end": True})
+            child.end_within(MARGIN + (self.grace if drain else 0.0))
         # Now, because a worker that its row shows as stopping is not woken.
         self.heartbeat.beat_soon()
-
-    def end(self) -> None:
-        """Have all children give their tasks back and end."""
-        self.stop_starting()
-        for child in self.all:
-            child.channel.send(end=True)
-            child.end_within(MARGIN)
 
     def kill(self, child: Child, why: str) -> None:
         """Kill a child, and say why. The time of its attempts may be over."""
@@ -209,17 +210,13 @@ class Crew:
             self.upkeep.end_worker(child.id, child.overruns)
 
     def _beat_of(self, child: Child) -> Beat:
-        return Beat(
-            child.id,
-            parent=self.id,
-            name=child.name,
-            hostname=socket.gethostname()[:255],
-            pid=child.pid,
-            queues=self.options["queues_given"],
-            threads=self.options["threads"],
-            is_stopping=child.is_ending,
-            task_paths=child.functions,
-        )
+        about: dict[str, Any] = {
+            "name": child.name,
+            "pid": child.pid,
+            "is_stopping": child.is_ending,
+            "task_paths": child.functions,
+        }
+        return Beat(child.id, self.id, **about, **self._row)
 
     def stop_starting(self) -> None:
         """Start no child any more."""
@@ -227,10 +224,6 @@ class Crew:
         for timer in self._later.values():
             timer.cancel()
         self._later.clear()
-
-    def _drain(self, child: Child) -> None:
-        child.channel.send(drain=True)
-        child.end_within(self.grace + MARGIN)
 
     def _start(self, number: int) -> None:
         self._later.pop(number, None)
@@ -269,7 +262,6 @@ class Crew:
                 self.heartbeat.beat_soon()
             case "report":
                 child.report = value
-                self._judge(child)
             case "began":
                 child.deadlines[value[0], value[1]] = value[2]
             case "ended":
@@ -277,7 +269,7 @@ class Crew:
             case "ending":
                 child.end_within(self.grace + MARGIN)
             case "replace":
-                self._replace(child, value)
+                self._replace(child, *value)
             case "left_behind":
                 self.left_behind += value
             case "scheduled":
@@ -287,20 +279,13 @@ class Crew:
 
     # Replacement
 
-    def _replace(self, child: Child, why: str) -> None:
+    def _replace(self, child: Child, why: str, level: int = logging.INFO) -> None:
         """Start another child at once, because this one will end. It says itself when it begins to end."""
         if not child.is_replaced and not self.is_stopping:
-            logger.info("Replacing %r: %s.", child, why)
+            logger.log(level, "Replacing %r: %s.", child, why)
             child.is_replaced = True
             self._failures[child.number] = 0
             self._start(child.number)
-
-    def _judge(self, child: Child) -> None:
-        """Replace a child that reports that a part of it hangs, or that it can begin no tasks."""
-        if (trouble := child.report.get("hung")) and not child.is_ending:
-            logger.error("%s %r is replaced.", trouble, child)
-            self._replace(child, trouble)
-            self._drain(child)
 
     def check(self) -> None:
         """Kill children that are frozen or overdue, and end sessions whose answers are late. Called once a second."""

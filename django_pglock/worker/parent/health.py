@@ -15,6 +15,7 @@ from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.liveness import silent_after
 from django_pglock.worker.loop import Loop
 from django_pglock.worker.parent.crew import Crew
+from django_pglock.worker.parent.heartbeat import MigrationsPending
 
 logger = get_logger(WORKER)
 
@@ -65,7 +66,7 @@ class Health:
 
 def _unready(crew: Crew) -> str | None:
     heartbeat = crew.heartbeat
-    if heartbeat.pending:
+    if isinstance(heartbeat.last_error, MigrationsPending):
         return "Migrations of django_pglock are pending."
     if not heartbeat.is_connected:
         return "The worker has no connection to the database."
@@ -92,29 +93,23 @@ class SystemdNotifier:
         self.address = os.environ.get("NOTIFY_SOCKET", "")
         #: Seconds within which systemd expects a message; None: systemd expects no messages.
         self.limit = watchdog_limit()
-        self._is_ready = self._has_failed = False
+        self._has_failed = False
 
     def start(self) -> None:
-        """Send the status now, and from time to time. The interval is so short that one message may be lost."""
+        """Send the state now, and from time to time. The interval is so short that one message may be lost."""
+        if self.address:
+            self.tell()
+            often = get_settings().HEARTBEAT_INTERVAL if self.limit is None else self.limit / 3
+            self.loop.call_later(min(often, CHECK_INTERVAL) if self.health.unready() else often, self.start)
+
+    def tell(self) -> None:
+        """Send the state."""
         if not self.address:
             return
-        lines = [f"STATUS={self._status()}"]
-        if not self._is_ready and self.health.unready() is None:
-            self._is_ready = True
-            lines.append("READY=1")
-        if self.limit is not None:
-            lines.append("WATCHDOG=1")
-        self._say(*lines)
-        often = get_settings().HEARTBEAT_INTERVAL if self.limit is None else self.limit / 3
-        self.loop.call_later(often if self._is_ready else min(often, CHECK_INTERVAL), self.start)
-
-    def tell_stopping(self) -> None:
-        """Tell systemd that the worker stops."""
-        if self.address:
-            self._say("STOPPING=1", f"STATUS={self._status()}")
-
-    def _status(self) -> str:
-        return self.health.unready() or f"{self.health.now['running']} tasks running"
+        unready = self.health.unready()
+        state = ["STOPPING=1"] if self.health.is_stopping else ["READY=1"] if unready is None else []
+        watchdog = [] if self.limit is None else ["WATCHDOG=1"]
+        self._say(f"STATUS={unready or str(self.health.now['running']) + ' tasks running'}", *state, *watchdog)
 
     def _say(self, *lines: str) -> None:
         """Send one message. Does not wait. The first failure is logged, and none is raised."""

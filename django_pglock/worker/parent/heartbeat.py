@@ -40,14 +40,16 @@ logger = get_logger(WORKER)
 
 Rows = list[tuple[Any, ...]]
 
-#: Seconds between two checks for pending migrations.
-CHECK_INTERVAL = 1.0
 #: Seconds between two warnings about a locked row.
 BETWEEN_WARNINGS = 3600.0
 #: The pause before a beat is tried again because another session has locked a row, as a share of the interval.
 LOCKED_PAUSE = 0.1
 #: The statements that read the table of tasks wait no longer than this for its lock, so that no beat is late.
 LIMIT = f"SELECT set_config('lock_timeout', '50ms', true), {BY_INDEX}"
+
+
+class MigrationsPending(DatabaseError):
+    """Migrations of this package have to be applied first."""
 
 
 class Workers(Protocol):
@@ -86,8 +88,6 @@ class Heartbeat(Service):
         super().__init__(using)
         self.parent = parent
         self.workers = workers
-        #: Names of the migrations that have to be applied first.
-        self.pending: list[str] = []
         #: When the last beat was begun that was written, by time.monotonic(); None: there was none.
         self.beat_at: float | None = None
         #: How many older parents do the upkeep; None: not known yet.
@@ -104,8 +104,8 @@ class Heartbeat(Service):
         self._known: dict[UUID, int] = {}
         #: The queues that had ready tasks at the last beat. Only the oldest parent knows.
         self.ready_queues: set[str] = set()
-        # Since when a beat could not be written, because its row is locked. And for the warning about it.
-        self._locked_since = math.inf
+        # Whether the last beat could not be written, because its row is locked. And for the warning about it.
+        self._is_locked = False
         self._warnings = RateOfRecords(BETWEEN_WARNINGS)
         # Stacks to write: text, task, attempt, worker. Notifications that have come. A pair of sockets to end the wait.
         self._stacks: SimpleQueue[tuple[str, int, int, UUID]] = SimpleQueue()
@@ -151,8 +151,6 @@ class Heartbeat(Service):
 
     def why_not_ready(self) -> str:
         """Return why nothing can be written, for people; empty: perhaps there is no worker yet to beat for."""
-        if self.pending:
-            return f"migrations of django_pglock are pending {_how_to_migrate(self.using, self.pending)}"
         if self.last_error is not None:
             return one_line(self.last_error)
         return "" if self.is_connected else "it does not answer"
@@ -184,29 +182,19 @@ class Heartbeat(Service):
         self._waker.close()
 
     def run_once(self) -> None:
-        if self.beat_at is None and self._has_pending_migrations():
-            self.stopping.wait(CHECK_INTERVAL)
-            return
+        if self.beat_at is None and (pending := pending_migrations(self.using)):
+            raise MigrationsPending(
+                f"migrations of django_pglock are pending ({', '.join(pending)}). "
+                f"Run: manage.py migrate {APP} --database {self.using}"
+            )
         if time.monotonic() >= self._next_at:
             self._beat()
         while not self._stacks.empty():
             self._try((ANSWER_STACK, self._stacks.get()))
         if not self._notes:
-            self._wait(max(0.0, self._next_at - time.monotonic()))
+            self._waker.wait(max(0.0, self._next_at - time.monotonic()), self._connection)
         while self._notes:
             self._hear(self._notes.popleft())
-
-    def _has_pending_migrations(self) -> bool:
-        """Return whether migrations are pending. Log them once."""
-        pending = pending_migrations(self.using)
-        if pending and not self.pending:
-            logger.warning("Waiting for migrations of django_pglock %s", _how_to_migrate(self.using, pending))
-        self.pending = pending
-        return bool(pending)
-
-    def _wait(self, seconds: float) -> None:
-        """Wait for a notification, or for another thread."""
-        self._waker.wait(seconds, self._connection)
 
     def _hear(self, note: Notify) -> None:
         if note.channel == SCHEDULED_CHANNEL:
@@ -282,15 +270,14 @@ class Heartbeat(Service):
         if replies:
             self._note_success(replies, began)
         self.workers.note_beat(replies, began)
-        now, pause = time.monotonic(), get_settings().HEARTBEAT_INTERVAL * LOCKED_PAUSE
         unwritten = [beat for beat in given if beat.id not in replies]
         # A beat without functions makes no row. The next one has them, and shows whether there is a row. And the worker
         # itself may have locked it for a moment, to write that it sleeps.
         locked = [beat for beat in unwritten if beat.task_paths is not None]
-        self._locked_since = min(self._locked_since, now) if locked else math.inf
+        was_locked, self._is_locked = self._is_locked, bool(locked)
         if unwritten:
-            self._next_at = min(self._next_at, now + pause)
-        if now - self._locked_since >= pause and self._warnings.allows():
+            self._next_at = min(self._next_at, time.monotonic() + get_settings().HEARTBEAT_INTERVAL * LOCKED_PAUSE)
+        if was_locked and locked and self._warnings.allows():
             logger.warning(
                 "The heartbeat of worker %s cannot be written, because another session has locked its row in the table "
                 "of workers, perhaps one that is idle in a transaction. Until that session ends its transaction, the "
@@ -326,10 +313,6 @@ class Heartbeat(Service):
 
 
 APP = "django_pglock"
-
-
-def _how_to_migrate(using: str, pending: list[str]) -> str:
-    return f"({', '.join(pending)}). Run: manage.py migrate {APP} --database {using}"
 
 
 def pending_migrations(using: str) -> list[str]:

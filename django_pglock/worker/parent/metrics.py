@@ -55,46 +55,45 @@ class Family(NamedTuple):
     kind: str = "gauge"
 
 
-class Metrics:
-    """What the children of a worker do now, and what is in its databases. ``health`` is that of the worker."""
+#: Held while a request reads the numbers of the tasks.
+_reading = threading.Lock()
 
-    def __init__(self, health: Health) -> None:
-        self.health = health
-        self._reading = threading.Lock()
 
-    def exposition(self) -> str:
-        """Return all metrics as text."""
-        families = chain(self._gauges(), self._of_databases())
-        return "".join(line for family in families for line in _lines(family))
+def exposition(health: Health) -> str:
+    """Return what the children of a worker do now, and what is in its databases, as text."""
+    return "".join(line for family in chain(gauges(health), of_databases(health)) for line in _lines(family))
 
-    def _gauges(self) -> Iterator[Family]:
-        is_ready = Sample(int(self.health.unready() is None))
-        yield Family("worker_ready", "1 while the worker claims tasks, else 0.", [is_ready])
-        now = self.health.now
-        for name, counted, text in GAUGES:
-            yield Family(name, text, [Sample(now[counted])])
-        if (age := self.health.beat_age()) is not None:
-            yield Family("heartbeat_age_seconds", "Time since the last heartbeat that was written.", [Sample(age)])
 
-    def _of_databases(self) -> list[Family]:
-        """Return the metrics of the tasks in the databases. None, if the last request for them still waits there."""
-        if not self._reading.acquire(blocking=False):
-            return []
-        queues: list[QueueCounts] = []
-        attempts: dict[tuple[str, str], Counts] = {}
-        try:
-            for crew in self.health.crews:
-                connections[crew.using] = dedicated_connection(crew.using, application_name="lockworker metrics")
-                queues += depths(crew.using)
-                for each in counters(crew.using):
-                    attempts.setdefault((each.queue, each.task_path), Counts()).add(each.counts)
-        except CONNECTION_ERRORS as error:
-            logger.warning("The metrics of tasks cannot be read: %s", one_line(error))
-            return []
-        finally:
-            connections.close_all()
-            self._reading.release()
-        return [*depth_families(queues), *attempt_families(attempts)]
+def gauges(health: Health) -> Iterator[Family]:
+    """Yield the metrics of the worker itself."""
+    is_ready = Sample(int(health.unready() is None))
+    yield Family("worker_ready", "1 while the worker claims tasks, else 0.", [is_ready])
+    now = health.now
+    for name, counted, text in GAUGES:
+        yield Family(name, text, [Sample(now[counted])])
+    if (age := health.beat_age()) is not None:
+        yield Family("heartbeat_age_seconds", "Time since the last heartbeat that was written.", [Sample(age)])
+
+
+def of_databases(health: Health) -> list[Family]:
+    """Return the metrics of the tasks in the databases. None, if the last request for them still waits there."""
+    if not _reading.acquire(blocking=False):
+        return []
+    queues: list[QueueCounts] = []
+    attempts: dict[tuple[str, str], Counts] = {}
+    try:
+        for crew in health.crews:
+            connections[crew.using] = dedicated_connection(crew.using, application_name="lockworker metrics")
+            queues += depths(crew.using)
+            for each in counters(crew.using):
+                attempts.setdefault((each.queue, each.task_path), Counts()).add(each.counts)
+    except CONNECTION_ERRORS as error:
+        logger.warning("The metrics of tasks cannot be read: %s", one_line(error))
+        return []
+    finally:
+        connections.close_all()
+        _reading.release()
+    return [*depth_families(queues), *attempt_families(attempts)]
 
 
 def depth_families(queues: Iterable[QueueCounts]) -> Iterator[Family]:

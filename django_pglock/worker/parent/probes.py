@@ -19,7 +19,7 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.worker.options import probe_address
 from django_pglock.worker.parent.health import Health
-from django_pglock.worker.parent.metrics import CONTENT_TYPE, Metrics
+from django_pglock.worker.parent.metrics import CONTENT_TYPE, exposition
 
 logger = get_logger(WORKER)
 
@@ -42,7 +42,6 @@ class ProbeServer(ThreadingTCPServer):
 
     def __init__(self, health: Health, given: int | str) -> None:
         self.health = health
-        self.metrics = Metrics(health)
         host, port = probe_address(given)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -92,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
             case "/readyz":
                 return _verdict(self.server.health.unready())
             case "/metrics":
-                return HTTPStatus.OK, CONTENT_TYPE, self.server.metrics.exposition()
+                return HTTPStatus.OK, CONTENT_TYPE, exposition(self.server.health)
             case _:
                 return HTTPStatus.NOT_FOUND, PLAIN, "There are /livez, /readyz and /metrics.\n"
 

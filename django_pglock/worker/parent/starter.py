@@ -20,10 +20,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from django.db import connections
 
@@ -45,28 +43,12 @@ RunChild = Callable[[socket.socket], int]
 OnEnd = Callable[[str, int | str], None]
 
 
-class Starter(Protocol):
-    """What starts and kills the children of a parent. Callbacks are called in the loop's thread."""
-
-    #: The processes that it has to reap.
-    pids: Collection[int]
-
-    def start(self, key: str, channel: socket.socket) -> None:
-        """Start a child with its end of the channel, which the caller closes. ``key`` is any name for it."""
-
-    def kill(self, key: str) -> None:
-        """Kill a child, if it has not ended."""
-
-    def close(self) -> None:
-        """Start nothing more. All children have ended, or are killed."""
-
-
 def make_starter(
     loop: Loop, run_child: RunChild, command: Callable[[], Sequence[str]], on_end: OnEnd, on_lost: Callable[[], None]
 ) -> Starter:
     """Return the starter for this system: call it before the process opens sessions and starts threads.
 
-    ``on_lost`` is called if the starter has ended, and all children with it.
+    Callbacks are called in the loop's thread. ``on_lost`` is called if the starter has ended, and all children with it.
     """
     return ForkStarter(loop, run_child, on_end, on_lost) if may_fork() else SpawnStarter(loop, command(), on_end)
 
@@ -97,23 +79,27 @@ class ForkStarter:
         if self.pid == 0:
             self._control.close()
             run_to_end(lambda: ForkServer(theirs, run_child).serve(parent))
-        self.pids = (self.pid,)
+        #: The processes that it has to reap.
+        self.pids = [self.pid]
         theirs.close()
         self._control.setblocking(False)
         loop.watch(self._control, READ, self._receive)
         self._continue()
 
     def start(self, key: str, channel: socket.socket) -> None:
+        """Start a child with its end of the channel, which the caller closes. ``key`` is any name for it."""
         try:
             socket.send_fds(self._control, [key.encode()], [channel.fileno()])
         except OSError as error:
             self.on_end(key, str(error))
 
     def kill(self, key: str) -> None:
+        """Kill a child, if it has not ended."""
         with suppress(OSError):
             self._control.send(key.encode())
 
     def close(self) -> None:
+        """Start nothing more. All children have ended, or are killed."""
         self.loop.unwatch(self._control)
         # It has nothing more to do, and may be stopped.
         with suppress(ProcessLookupError, ChildProcessError):
@@ -149,7 +135,6 @@ class ForkServer:
         self._run_child = run_child
         # Their process ids, by their keys.
         self._children: dict[str, int] = {}
-        self._untold: deque[bytes] = deque()
         self._loop = Loop()
         self._is_over = False
         control.setblocking(False)
@@ -168,7 +153,6 @@ class ForkServer:
         while not self._is_over:
             self._loop.run_once()
             self._reap()
-            self._tell_all()
         for pid in self._children.values():
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -218,15 +202,11 @@ class ForkServer:
                 self._tell(key, os.waitstatus_to_exitcode(status))
 
     def _tell(self, key: str, end: int | str) -> None:
-        self._untold.append(json.dumps([key, end]).encode())
-        self._tell_all()
-
-    def _tell_all(self) -> None:
-        # An error means that the parent does not read at the moment, or is gone. Its end is closed then.
+        # It may wait for the parent to read, which has no use for this process until then. An error: it is gone.
+        self._control.setblocking(True)
         with suppress(OSError):
-            while self._untold:
-                self._control.send(self._untold[0])
-                self._untold.popleft()
+            self._control.send(json.dumps([key, end]).encode())
+        self._control.setblocking(False)
 
 
 class SpawnStarter:
@@ -241,9 +221,11 @@ class SpawnStarter:
 
     @property
     def pids(self) -> list[int]:
+        """The processes that it has to reap."""
         return [process.pid for process in self._children.values()]
 
     def start(self, key: str, channel: socket.socket) -> None:
+        """Start a child, as by a fork."""
         environment = {**os.environ, CHANNEL_FD: f"{channel.fileno()} {os.getpid()}"}
         try:
             self._children[key] = subprocess.Popen(self.command, env=environment, pass_fds=[channel.fileno()])  # noqa: S603
@@ -251,11 +233,13 @@ class SpawnStarter:
             self.on_end(key, str(error))
 
     def kill(self, key: str) -> None:
+        """Kill a child, if it has not ended."""
         # Popen compares the exit status first, so the number does not belong to another process by now.
         if key in self._children:
             self._children[key].kill()
 
     def close(self) -> None:
+        """Kill all children."""
         for process in self._children.values():
             process.kill()
             process.wait()
@@ -267,6 +251,9 @@ class SpawnStarter:
                 del self._children[key]
                 self.on_end(key, code)
         self.loop.call_later(0.1, self._check)
+
+
+Starter = ForkStarter | SpawnStarter
 
 
 def channel_of_spawned() -> socket.socket | None:

@@ -98,8 +98,13 @@ class Upkeep(Service):
         # The names of the steps that failed last time.
         self._failing: set[str] = set()
 
-    def wake(self) -> None:
-        """Do a pass now, because a task may be due before the present sleep ends."""
+    def wake(self, *, rescues: bool = False) -> None:
+        """Do a pass now, because a task may be due before the present sleep ends.
+
+        ``rescues``: with a rescue, because heartbeats of others are missing.
+        """
+        if rescues:
+            self._rescued_at = min(self._rescued_at, 0.0)
         self._wakeup.set()
 
     def end_worker(self, worker: UUID, overruns: Sequence[tuple[int, int]]) -> None:
@@ -108,11 +113,6 @@ class Upkeep(Service):
         ``overruns``: the attempts, by task and number, that did not end after their timeouts, so it was killed.
         """
         self._ended.append((worker, overruns))
-        self.wake()
-
-    def rescue_soon(self) -> None:
-        """Do a round with a rescue now, because heartbeats of others are missing."""
-        self._rescued_at = min(self._rescued_at, 0.0)
         self.wake()
 
     def open(self) -> None:
@@ -289,7 +289,7 @@ class Upkeep(Service):
         unbroken = min(self.heartbeat.unbroken_for(), time.monotonic() - self._stepped_at)
         found = rescue(self.using, unbroken=unbroken)
         if len(found) == RESCUED_AT_ONCE:
-            self.rescue_soon()
+            self.wake(rescues=True)
         for task in found:
             text = "Task %d (%r) was taken back from worker %s, which is dead; it is %s now."
             logger.warning(text, task.id, task.task_path, task.worker, task.status)

@@ -20,7 +20,7 @@ def test_functions_are_told_when_there_are_new_ones_and_not_at_each_check(own_re
 
     def told():
         child._check()
-        return [name for message in ours.receive() for name in message.get("ready", ())]
+        return [name for message in ours.receive() for name in message.get("ready", (0, ()))[1]]
 
     task(every=5)(scheduled.nightly)
     assert "tests.sample.scheduled.nightly" in told()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -77,8 +78,8 @@ def test_a_draining_child_that_has_done_all_is_not_started_again(make, pauses):
 
 def test_a_child_that_asks_for_it_is_replaced_without_a_pause_and_before_it_has_ended(make, pauses):
     children = make()
-    children.tell(replace="it has run its maximum number of tasks")
-    children.tell(replace="it uses 300 MiB of memory")
+    children.tell(replace=["it has run its maximum number of tasks"])
+    children.tell(replace=["it uses 300 MiB of memory"])
     first, second = children.all
     assert (first.number, second.number) == (1, 1)
     assert not first.is_ending, "its last task may take long"
@@ -89,13 +90,14 @@ def test_a_child_that_asks_for_it_is_replaced_without_a_pause_and_before_it_has_
     assert (pauses, children.have_failed) == ([], False)
 
 
-def test_a_part_that_hangs_has_its_child_drained_and_replaced_once(make, caplog):
+def test_a_child_of_which_a_part_hangs_is_replaced_once_with_an_error(make, caplog):
     children = make()
     for _ in range(2):
-        children.tell(report={"hung": "The feeder has not responded for 70 s."})
+        children.tell(replace=["The feeder has not responded for 70 s", logging.ERROR])
     assert len(children.all) == 2
-    assert [each for each in children.heard_by() if "drain" in each] == [{"drain": True}]
-    assert "The feeder has not responded for 70 s. worker-1" in caplog.text
+    [record] = [each for each in caplog.records if "has not responded" in each.getMessage()]
+    assert record.levelname == "ERROR"
+    assert "Replacing worker-1[" in record.getMessage()
 
 
 def test_a_child_that_starts_slowly_or_keeps_the_gil_is_not_killed(make, settings):
@@ -125,7 +127,11 @@ def test_a_child_that_is_stopped_is_killed(make, monkeypatch, caplog):
 
 def test_what_has_not_ended_in_time_is_killed(make, monkeypatch, caplog):
     monkeypatch.setattr(module, "MARGIN", 0.05)
-    for begin in (lambda each: each.drain(), lambda each: each.end(), lambda each: each.tell(ending=True)):
+    for begin in (
+        lambda each: each.end(drain=True),
+        lambda each: each.end(drain=False),
+        lambda each: each.tell(ending=True),
+    ):
         children = make(grace=0.01)
         begin(children)
         children.until(lambda: children.fake.killed)  # noqa: B023
@@ -161,7 +167,7 @@ def test_also_a_child_that_ends_and_is_killed_has_overrun_attempts(make, monkeyp
     monkeypatch.setattr(module, "MARGIN", 0.05)
     children = make()
     children.tell(began=[1, 1, time.monotonic()])
-    children.drain()
+    children.end(drain=True)
     children.until(lambda: children.fake.killed)
     assert children.all[0].overruns == [(1, 1)]
 
@@ -170,9 +176,9 @@ def test_a_stop_starts_nothing_any_more(make, monkeypatch):
     monkeypatch.setattr(module, "pause_after", lambda number, *limits: 0.02)
     children = make(2)
     children.lose(1)
-    children.drain()
+    children.end(drain=True)
     assert [each for each in children.heard_by(1) if "start" not in each] == [{"drain": True}]
-    children.tell(1, replace="it uses too much memory")
+    children.tell(1, replace=["it uses too much memory"])
     time.sleep(0.03)
     children.turn()
     children.lose(0)
@@ -182,8 +188,8 @@ def test_a_stop_starts_nothing_any_more(make, monkeypatch):
 
 def test_a_second_stop_gives_tasks_back(make):
     children = make()
-    children.drain()
-    children.end()
+    children.end(drain=True)
+    children.end(drain=False)
     assert children.heard_by()[1:] == [{"drain": True}, {"end": True}]
     children.lose(-signal.SIGKILL)
     assert children.have_failed
@@ -204,7 +210,7 @@ def test_a_child_that_ends_has_its_wake_ups_passed_to_another(make):
     children.kill(first, "is frozen")
     assert woken_by(first.id) == [2]
     assert woken_by("one that has ended") == [2]
-    children.drain()
+    children.end(drain=True)
     assert woken_by(third.id) == []
 
 

@@ -6,6 +6,7 @@ import time
 from types import SimpleNamespace
 
 from django_pglock.worker.parent.health import Health
+from django_pglock.worker.parent.heartbeat import MigrationsPending
 
 
 def crew_of(**heartbeat):
@@ -18,13 +19,13 @@ def child_of(**report):
 
 def test_of_several_problems_the_one_that_explains_the_others_is_named():
     """A worker that stops has no connection any more, and one without a connection writes no heartbeat."""
-    crew = crew_of(pending=["0002_later"], is_connected=False, beat_at=None)
+    crew = crew_of(last_error=MigrationsPending("0002_later"), is_connected=False, beat_at=None)
     health = Health([crew])
     health.is_stopping = True
     crew.checked_at -= 1e6
     cures = [
         ("The worker is stopping.", health, "is_stopping", False),
-        ("Migrations of django_pglock are pending.", crew.heartbeat, "pending", []),
+        ("Migrations of django_pglock are pending.", crew.heartbeat, "last_error", None),
         ("The worker has no connection to the database.", crew.heartbeat, "is_connected", True),
         ("The first heartbeat is not written yet.", crew.heartbeat, "beat_at", time.monotonic() - 1e6),
         ("The last heartbeat was written 1000000 s ago.", crew.heartbeat, "beat_at", time.monotonic()),
@@ -40,7 +41,7 @@ def test_of_several_problems_the_one_that_explains_the_others_is_named():
 
 
 def test_a_worker_of_two_databases_is_ready_if_it_works_in_both():
-    crews = [crew_of(pending=[], is_connected=True, beat_at=time.monotonic() - number) for number in (0, 1)]
+    crews = [crew_of(last_error=None, is_connected=True, beat_at=time.monotonic() - number) for number in (0, 1)]
     for crew in crews:
         crew.all = [child_of(unready=None)]
     health = Health(crews)
@@ -54,7 +55,7 @@ def test_a_worker_of_two_databases_is_ready_if_it_works_in_both():
 
 def test_a_parent_without_a_database_lives():
     """Otherwise all workers would be restarted while the server is."""
-    crew = crew_of(pending=[], is_connected=False, beat_at=None)
+    crew = crew_of(last_error=None, is_connected=False, beat_at=None)
     health = Health([crew])
     assert health.hung() is None
     crew.checked_at -= 1e6
