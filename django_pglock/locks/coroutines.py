@@ -256,15 +256,10 @@ class AsyncHandle(BaseHandle):
                 if session.users == 1:
                     await session.session.send("COMMIT")
                 return None
-            if session is not self._sessions.shared:
-                row = await session.session.send(
-                    sql.free_statement(record.request, record.locks.limits_without(record))
-                )
-                record.locks.remove(record)
-                return None if row and row[0] else NOT_HELD_BY_SESSION
             answer = _free_soon(session, record)
-            # Already now, so that the question of the next coroutine is in the same message.
-            self._sessions.leave(self._turn)
+            if session is self._sessions.shared:
+                # Already now, so that the question of the next coroutine is in the same message.
+                self._sessions.leave(self._turn)
             return None if await asyncio.shield(answer) else NOT_HELD_BY_SESSION
         except DatabaseFailure as error:
             session.session.end()
@@ -289,8 +284,8 @@ class AsyncHandle(BaseHandle):
 
 
 def _free_soon(session: LockSession, record: LockRecord) -> asyncio.Future[Any]:
-    """Free a lock in the session that coroutines share, in the next message."""
-    answer = session.ask(sql.free_statement(record.request))
+    """Free a lock in the next message of its session."""
+    answer = session.ask(sql.free_statement(record.request, record.locks.limits_without(record)))
     answer.add_done_callback(lambda answer: record.locks.remove(record))
     return answer
 

@@ -357,15 +357,15 @@ def _back_to_savepoint_without(request: Request) -> Steps:
 
 
 def free_statement(request: Request, limits: Sequence[str] = ()) -> str:
-    """Return the statement that frees each session lock once. Its first column says whether the session held all.
+    """Return the statement that frees each session lock once. Its only column says whether the session held all.
 
     ``limits`` are the idle limits to restore, from the answer of the acquire.
     """
     if len(request.keys) == 1 and not limits:
         return _call_for_each("pg_advisory_unlock", request)
-    restored = "".join(f", {restore_limit(name, value)}" for name, value in zip(IDLE_LIMITS, limits, strict=False))
+    restored = [f"{restore_limit(*each)} IS NOT NULL AND " for each in zip(IDLE_LIMITS, limits, strict=False)]
     unlock = _in_mode("pg_advisory_unlock", request)
-    return f"SELECT bool_and({unlock}(k)){restored} FROM {_keys_in_order(request)}"
+    return f"SELECT {''.join(restored)}bool_and({unlock}(k)) FROM {_keys_in_order(request)}"
 
 
 def free_if_held_statement(request: Request) -> str:
