@@ -69,9 +69,7 @@ class Lock:
         return self._acquire(may_begin=False)
 
     def _acquire(self, *, may_begin: bool) -> Handle:
-        if self._on_busy != "raise":
-            self._refuse_on_busy()
-        handle: Handle = self._handle(self._request_for(self._parts))
+        handle: Handle = self._new_handle(self._handle)
         try:
             handle.acquire(may_begin=may_begin)
         except LockNotAvailable:
@@ -82,9 +80,7 @@ class Lock:
     async def aacquire(self, **options: Any) -> AsyncHandle:
         """Acquire and return the handle; the caller must ``await handle.release()``."""
         refuse_options(options)
-        if self._on_busy != "raise":
-            self._refuse_on_busy()
-        handle: AsyncHandle = self._async_handle(self._request_for(self._parts))
+        handle: AsyncHandle = self._new_handle(self._async_handle)
         try:
             await handle.acquire()
         except LockNotAvailable:
@@ -92,14 +88,15 @@ class Lock:
                 raise
         return handle
 
-    def _refuse_on_busy(self) -> None:
-        """Raise ``ConfigurationError`` for ``on_busy`` without a decorated function: nothing can be skipped."""
-        if not self._may_fail:
+    def _new_handle(self, make: Callable[[Request], Any]) -> Any:
+        """Return a handle of a block. Raises ``ConfigurationError`` for ``on_busy``: a block cannot be skipped."""
+        if self._on_busy != "raise" and not self._may_fail:
             where = f"{self._name!r}: " if self._parts else ""
             raise ConfigurationError(
                 f"{where}on_busy is for decorated functions. A block cannot be skipped: catch LockNotAvailable, "
                 "or write try_lock instead of lock."
             )
+        return make(self._request_for(self._parts))
 
     # with, async with
 

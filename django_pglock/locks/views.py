@@ -13,7 +13,6 @@ from asgiref.sync import iscoroutinefunction
 from django_pglock.errors import ConfigurationError, LockKeyError, LockNotAvailable
 from django_pglock.keys.template import KeyTemplate
 from django_pglock.locks.coroutines import AsyncHandle
-from django_pglock.locks.handle import Handle
 from django_pglock.locks.lock import Lock, Naming
 from django_pglock.locks.request import Request, Timeout, request_of
 from django_pglock.locks.responses import ResponseLock, busy_response
@@ -136,11 +135,8 @@ class ViewLock(Lock):
 
     def _wrap(self, view: Any, where: str, *, is_async: bool) -> Any:
         naming = self._view_naming(ViewKey(self._key, view, where))
-        locked: Any
-        if is_async:
-            locked = self._decorate_async(view, naming, _keep_async)
-        else:
-            locked = self._decorate(view, naming, functools.partial(_keep, where))
+        decorate = self._decorate_async if is_async else self._decorate
+        locked: Any = decorate(view, naming, functools.partial(_keep, where))
         # A framework that reads the annotations of the view would look for their names in the module of the decorator.
         with suppress(Exception):
             locked.__signature__ = inspect.signature(view, eval_str=True)
@@ -155,7 +151,8 @@ class ViewLock(Lock):
         return naming
 
     def _answer_busy(self, busy: LockNotAvailable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        answer = super()._answer_busy(busy, _from_request(args, kwargs), _without_request(kwargs))
+        others = {name: value for name, value in kwargs.items() if name != "request"}
+        answer = super()._answer_busy(busy, _from_request(args, kwargs), others)
         return self._awaited(answer) if inspect.isawaitable(answer) else self._checked(answer)
 
     async def _awaited(self, answer: Awaitable[Any]) -> Any:
@@ -231,44 +228,29 @@ def _from_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, .
     return (kwargs["request"],)
 
 
-def _without_request(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in kwargs.items() if name != "request"}
-
-
 def _request_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _from_request(args, kwargs)[0]
 
 
-def _is_unfinished(response: Any) -> bool:
-    """Return whether a response is streamed or rendered (``TemplateResponse``) after the view has returned."""
+def _keep(where: str, handle: Any, response: Any) -> bool:
+    """Keep the lock with a response that is streamed or rendered (``TemplateResponse``) after the view has returned.
+
+    Returns whether this is the case. Raises ``ConfigurationError`` for a stream with a transaction lock.
+    """
     if not hasattr(response, "_resource_closers"):
         return False
-    return bool(response.streaming) or not getattr(response, "is_rendered", True)
-
-
-def _keep(where: str, handle: Handle, response: Any) -> bool:
-    """Keep the lock with a response that is not yet rendered or sent.
-
-    Raises ``ConfigurationError`` for a stream with a transaction lock.
-    """
-    if not _is_unfinished(response):
+    if not response.streaming and getattr(response, "is_rendered", True):
         return False
-    if handle.scope != "transaction":
-        ResponseLock(handle, response)
-        return True
-    if response.streaming:
+    if isinstance(handle, AsyncHandle):
+        # In any scope, because the lock of a coroutine has a session outside of Django's.
+        handle.detach()
+    elif handle.scope == "transaction" and response.streaming:
         response.close()
         raise ConfigurationError(
             f"{where}: the transaction, and with it the lock, ends before a streaming response is sent. Use "
             "scope='session' and take the view out of ATOMIC_REQUESTS."
         )
-    return False
-
-
-def _keep_async(handle: AsyncHandle, response: Any) -> bool:
-    """Keep the lock in any scope: the lock of a coroutine has a session outside of Django's."""
-    if not _is_unfinished(response):
+    elif handle.scope == "transaction":
         return False
-    handle.detach()
     ResponseLock(handle, response)
     return True

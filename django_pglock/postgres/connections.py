@@ -115,10 +115,7 @@ def manual_transactions() -> Iterator[str]:
 
     One that this thread has not used yet counts, too, if DATABASES turns its autocommit off.
     """
-    used = {connection.alias: connection for connection in connections.all(initialized_only=True)}
-    for alias in {**connections.settings, **used}:
-        if has_manual_transaction(used[alias]) if alias in used else not connections.settings[alias]["AUTOCOMMIT"]:
-            yield alias
+    return (connection.alias for connection in connections.all() if has_manual_transaction(connection))
 
 
 @contextlib.contextmanager

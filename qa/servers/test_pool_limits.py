@@ -8,7 +8,7 @@ import pytest
 from django.db import OperationalError, connection
 
 from django_pglock import lock
-from django_pglock.locks import coroutines
+from django_pglock.locks import coroutine_sessions
 from django_pglock.testing import assert_no_locks
 from tests.conftest import NEVER
 from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server
@@ -49,7 +49,7 @@ def run_six(pooled, visit, **options):
 @pytest.mark.parametrize("options", [{}, {"scope": "transaction"}, {"max_hold": 60}], ids=str)
 def test_a_session_that_is_given_back_goes_to_a_coroutine_that_waits_for_one(pooled, monkeypatch, options):
     """It must not stay unused while a coroutine waits in the queue of the pooler."""
-    monkeypatch.setattr(coroutines, "OPEN_WITHIN", 10 * NEVER)
+    monkeypatch.setattr(coroutine_sessions, "OPEN_WITHIN", 10 * NEVER)
 
     async def visit(number):
         await asyncio.sleep(0.02)
@@ -60,7 +60,7 @@ def test_a_session_that_is_given_back_goes_to_a_coroutine_that_waits_for_one(poo
 
 def test_a_lock_that_gets_no_session_raises_an_error_that_names_the_limit(pooled, monkeypatch):
     """The other four never end before."""
-    monkeypatch.setattr(coroutines, "OPEN_WITHIN", 0.5)
+    monkeypatch.setattr(coroutine_sessions, "OPEN_WITHIN", 0.5)
     inside, refused = [], asyncio.Event()
 
     async def main():
