@@ -193,25 +193,12 @@ def in_savepoint(statement: str) -> str:
     return f"SAVEPOINT {SAVEPOINT};{statement};RELEASE SAVEPOINT {SAVEPOINT}"
 
 
-def _wait(request: Request, function: str, *, condition: str = "true") -> str:
-    """Return one statement that reads the caller's lock_timeout, sets ours, waits, and restores the caller's.
-
-    The columns of the inner row are computed in this order. OFFSET 0 prevents the planner from merging it with the
-    outer one. The first column is true; or NULL, if the condition is false and so nothing was locked.
-    """
-    if len(request.keys) > 1:
-        return wait_for_all(request, function, condition=condition)
-    return (
-        f"SELECT {_answer(request)} FROM (SELECT current_setting('lock_timeout') AS before, "
-        f"set_config('lock_timeout', '{request.wait or 0}', true), nullif({condition}, false) AS is_fresh, "
-        f"CASE WHEN {condition} THEN {_in_mode(function, request)}({request.keys[0].number}) END OFFSET 0) AS held"
-    )
-
-
 def wait_for_all(request: Request, function: str, *, condition: str = "true") -> str:
-    """Return the same for several locks, in order, with one time limit for all of them.
+    """Return one statement that reads the caller's lock_timeout, waits for the locks in order, and restores it.
 
-    lock_timeout applies to each lock separately, so it is set to the remaining time for each lock.
+    lock_timeout applies to each lock separately, so it is set to the remaining time for each lock. OFFSET 0 prevents
+    the planner from merging the inner rows with the outer one. The first column is true; or NULL, if the condition is
+    false and so nothing was locked.
     """
     limit = "'0'"
     if request.wait is not None:
@@ -266,7 +253,7 @@ def acquire_session_locks(request: Request, *, in_test: bool = False) -> Steps:
     """
     if request.timeout == 0:
         return granted((yield comment(request.keys) + try_statement(request)))
-    statement = in_savepoint(_wait(request._replace(max_hold=None), "pg_advisory_lock")) if in_test else None
+    statement = in_savepoint(wait_for_all(request._replace(max_hold=None), "pg_advisory_lock")) if in_test else None
     try:
         return (yield comment(request.keys) + (statement or _wait_statement(request))) or (True,)
     except (DjangoFailure, PsycopgFailure) as error:
@@ -390,7 +377,7 @@ def acquire_transaction_locks(request: Request) -> Steps:
         tried = _fresh((yield comment(request.keys) + _try_in_transaction(request)))
         if tried[0] or request.timeout == 0:
             return granted(tried)
-    statement = _wait(request, "pg_advisory_xact_lock", condition=_fresh_condition(request))
+    statement = wait_for_all(request, "pg_advisory_xact_lock", condition=_fresh_condition(request))
     try:
         row = yield comment(request.keys) + (statement if request.timeout is None else in_savepoint(statement))
     except (DjangoFailure, PsycopgFailure) as error:
@@ -485,7 +472,7 @@ def _wait_inside(request: Request, function: str) -> str:
     """
     is_fresh = _fresh_condition(request)
     queue = _queue_of(request)
-    waiting = _wait(request._replace(keys=(queue,), max_hold=None), "pg_advisory_lock", condition=is_fresh)
+    waiting = wait_for_all(request._replace(keys=(queue,), max_hold=None), "pg_advisory_lock", condition=is_fresh)
     found = f"SELECT ({look_for_slot(request, function)}) AS slot, {is_fresh} AS is_fresh OFFSET 0"
     leaving = f"CASE WHEN is_fresh THEN pg_advisory_unlock({queue.number}) END"
     return in_savepoint(f"{waiting};SELECT slot, nullif(is_fresh, false), {leaving} FROM ({found}) AS found")
