@@ -7,16 +7,17 @@ import time
 
 from django.db import connection
 
+from tests.sql import execute_sql
+
 
 def rows():
     """Return (granted, waiting) of all advisory locks in this database."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FILTER (WHERE granted), count(*) FILTER (WHERE NOT granted) FROM pg_locks"
-            " WHERE locktype = 'advisory'"
-            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        )
-        return cursor.fetchone()
+    [row] = execute_sql(
+        "SELECT count(*) FILTER (WHERE granted), count(*) FILTER (WHERE NOT granted) FROM pg_locks"
+        " WHERE locktype = 'advisory'"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+    return row
 
 
 async def arows():
@@ -47,12 +48,11 @@ async def _is(function, value):
 
 
 def sessions():
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
-        )
-        return cursor.fetchone()[0]
+    [row] = execute_sql(
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    )
+    return row[0]
 
 
 async def asessions():
@@ -61,11 +61,10 @@ async def asessions():
 
 def lock_sessions():
     """Return how many sessions of coroutines' locks there are."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%%pg_%%advisory%%' AND pid <> pg_backend_pid()"
-        )
-        return cursor.fetchone()[0]
+    [row] = execute_sql(
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_%advisory%' AND pid <> pg_backend_pid()"
+    )
+    return row[0]
 
 
 async def asessions_of_locks():
@@ -73,12 +72,11 @@ async def asessions_of_locks():
 
 
 def _asks(name):
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE %s AND pid <> pg_backend_pid()",
-            [f"%django_pglock:% {name} */%"],
-        )
-        return cursor.fetchone()[0]
+    [row] = execute_sql(
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE %s AND pid <> pg_backend_pid()",
+        [f"%django_pglock:% {name} */%"],
+    )
+    return row[0]
 
 
 async def asks(name):

@@ -6,22 +6,18 @@ import threading
 import time
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 
 from django_pglock import LockNotAvailable, lock, try_lock
+from tests.concurrency.locks.sessions import rows
 from tests.sample.models import Effect
 from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def locks_held() -> int:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
-            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        )
-        return cursor.fetchone()[0]
+def locks_held():
+    return sum(rows())
 
 
 class Section:

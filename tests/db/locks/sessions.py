@@ -64,9 +64,7 @@ def execute(sql):
 
 
 def sessions_of_leases():
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%%django_pglock_lease%%'"
-            " AND pid <> pg_backend_pid()"
-        )
-        return cursor.fetchone()[0]
+    [row] = execute_sql(
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%django_pglock_lease%' AND pid <> pg_backend_pid()"
+    )
+    return row[0]
