@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from django.db import connection, connections, transaction
 
 from django_pglock.models import Task
 from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_started
@@ -73,3 +74,26 @@ def test_a_receiver_that_exits_ends_neither_a_thread_nor_the_settler(worker, fin
         task_finished.disconnect(leave)
     assert "a receiver that calls sys.exit()" in caplog.text
     assert running.hung() is None
+
+
+def begin():
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+
+
+@pytest.mark.parametrize("leave", [begin, transaction.atomic().__enter__, connections.close_all])
+def test_what_a_receiver_leaves_in_its_session_does_not_cost_the_next_outcomes(worker, finished, leave):
+    """Before, all later outcomes were a part of its transaction. They were lost, and their tasks ran again."""
+
+    def receive(**kwargs):
+        leave()
+
+    task_finished.connect(receive)
+    try:
+        worker(threads=1)
+        assert finished(tasks.echo.enqueue(1)).return_value == 1
+        assert finished(tasks.echo.enqueue(2)).return_value == 2
+        assert finished(tasks.fail.enqueue("three")).status == TaskResultStatus.FAILED
+        assert finished(tasks.echo.enqueue(4)).return_value == 4
+    finally:
+        task_finished.disconnect(receive)
