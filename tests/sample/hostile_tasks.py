@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import locale
 import logging
 import os
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 from django_pglock import task
 from tests.sample.forking_tasks import fork
@@ -146,6 +148,23 @@ def return_in_fork():
     fork()
 
 
+def leave_pool():
+    kept_pools.append(ProcessPoolExecutor(1))
+    kept_pools[-1].submit(time.time).result()
+
+
+kept_pools: list[ProcessPoolExecutor] = []
+
+
+def close_loops():
+    """Close the descriptors by which the event loops of the process wait."""
+    import asyncio
+
+    for each in gc.get_objects():
+        if isinstance(each, asyncio.SelectorEventLoop):
+            os.close(each._selector.fileno())
+
+
 def change_surroundings():
     os.chdir("/")
     os.umask(0o777)
@@ -186,6 +205,7 @@ WAYS = {each.__name__: each for each in (
     close_all_files, close_all_files_but_output, redirect_all_files, write_into_all_files, close_output, exit_at_once,
     exit_interpreter, become_another_program, crash, abort, replace_signal_handlers, set_alarm, send_signals_to_itself,
     recurse, recurse_in_c, exhaust_memory, exhaust_files, leak_files, leave_threads, leave_a_fork, return_in_fork,
+    leave_pool, close_loops,
     change_surroundings, break_logging, close_log, stop_event_loop_of_others, switch_tracing_on, do_not_switch_threads,
 )}  # fmt: skip
 

@@ -369,6 +369,9 @@ def run_child(end: socket.socket) -> int:
     if child.have_all_finished:
         # Otherwise others will soon run the tasks that still run here.
         send_collected()
+        for process in multiprocessing.active_children():
+            # What tasks have left, such as the processes of a pool. Its exit function would wait for their end.
+            process.terminate()
         atexit._run_exitfuncs()  # noqa: SLF001 - as multiprocessing does for its children
     return code
 
@@ -407,6 +410,8 @@ def _options_from(channel: Channel) -> dict[str, Any]:
 def prepare_process(number: int) -> None:
     """Prepare this process for tasks: its name, signals and garbage collection."""
     multiprocessing.current_process().name = f"worker-{number}"
+    # Those of the process that has forked this one are not its own.
+    multiprocessing.process._children = set()  # type: ignore[attr-defined]  # noqa: SLF001 - as its own children do
     # Signals that reach all processes of a group, as Ctrl-C on a terminal does, are for the parent, which ends its
     # children in order. Handlers, because a program that a task starts would inherit that signals are ignored.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
