@@ -352,7 +352,7 @@ class Child:
             claim,
             self.watchdog.grace_period,
             self.grace,
-            self.executor.stack_of((claim.id, claim.attempt)),
+            self.executor.stack_of_claim(claim),
             extra=claim.log_fields(),
         )
 

@@ -93,6 +93,13 @@ class EventLoop:
                 for task in left:
                     task.cancel()
                 loop.run_until_complete(asyncio.wait(left))
+        except BaseException as error:
+            # One of them may have broken the loop, and would do so again in each next process. So it counts.
+            for each in self.watchdog.runners:
+                if isinstance(each, Coroutine):
+                    claims, using = each.started.claims, each.started.using
+                    self._free(each.ended or end_by_error(claims, using, error, has_begun=True))
+            raise
         finally:
             AsyncToSync.loop_thread_executors.pop(loop, None)
             self.orm.end()
@@ -103,11 +110,13 @@ class EventLoop:
         while True:
             try:
                 loop.run_forever()
-            except BaseException:
+            except BaseException as error:
                 # If a coroutine that a task has started raises SystemExit, asyncio raises it out of the loop. A
                 # coroutine that awaits the started one gets the exception as well, so the loop can continue. Or the log
                 # of asyncio has raised, for example while it reported that a callback has failed.
-                if loop.is_closed():
+                if loop.is_closed() or isinstance(error, OSError):
+                    # A task has closed the descriptor by which the loop waits. Without this thread the process is
+                    # replaced.
                     raise
                 logger.warning(
                     "A coroutine that a task has started tried to end the process, or its error could not be logged. "
@@ -142,9 +151,16 @@ class EventLoop:
         else:
             self._free(ended)
         self.orm.close_left_open_soon()
+        if attempt.is_overdue and self.orm.runs(attempt):
+            loop.call_later(self.watchdog.grace_period, self._end_if_left, attempt)
         if not self._running:
             # Not while a coroutine runs, which may need them.
             self._close_idle = loop.call_later(IDLE_TIMEOUT, self.orm.submit, close_idle_connections)
+
+    def _end_if_left(self, attempt: Attempt) -> None:
+        """End the process if a call of an ended coroutine does not end: the ORM of all coroutines waits for it."""
+        if self.orm.runs(attempt):
+            self.watchdog.long_overdue(attempt)
 
     def _free(self, ended: EndedClaim) -> None:
         self.in_flight.end(ended)
@@ -157,6 +173,7 @@ class Coroutine(Runner):
     def __init__(self, events: EventLoop, attempt: Attempt) -> None:
         super().__init__(events.watchdog)
         self.events = events
+        self.started = attempt
         self.ended: EndedClaim | None = None
         self._is_cancel_sent = False
         self._ident = threading.get_ident()
@@ -216,6 +233,10 @@ class OrmThread(ThreadPoolExecutor):
         """Cancel the statement that runs for an attempt. For other threads."""
         if self.runner is not None:
             self.runner.stop(attempt)
+
+    def runs(self, attempt: Attempt) -> bool:
+        """Return whether a call of an attempt runs now. For other threads."""
+        return self.runner is not None and self.runner.attempt is attempt
 
     def close_left_open_soon(self) -> None:
         """Note that a coroutine has ended, and perhaps left a transaction open. For the thread of the loop."""

@@ -118,9 +118,13 @@ class Executor:
     def stack_of(self, request: tuple[int, int]) -> str:
         """Return the stack of a running task, by id and attempt; empty if no thread and no coroutine runs it."""
         claim = self.in_flight.claims.get(request)
+        return self.stack_of_claim(claim) if claim is not None else ""
+
+    def stack_of_claim(self, claim: Claim) -> str:
+        """Do the same for a claim, which may have ended while a call of its coroutine still runs."""
+        runners = [*self.watchdog.runners, *filter(None, [self.loop.orm.runner])]
         with stacks() as innermost:
-            found = (each.stack(innermost) for each in list(self.watchdog.runners) if claim and each.runs(claim))
-            return next(found, "")
+            return next((each.stack(innermost) for each in runners if each.runs(claim)), "")
 
     # The threads
 

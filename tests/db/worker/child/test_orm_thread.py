@@ -134,3 +134,19 @@ def test_as_many_coroutines_as_may_run_keep_no_sync_task_from_being_claimed(work
     assert Task.objects.get(pk=waits.id).status == "READY", "no slot is free for one more coroutine"
     tasks.GO_ON.set()
     eventually(is_over)
+
+
+def test_a_call_that_does_not_end_with_its_coroutine_ends_the_process_in_order(
+    worker, eventually, finished, caplog, monkeypatch
+):
+    """Before, the ORM of all other coroutines waited for it without end."""
+    monkeypatch.setattr("django_pglock.worker.child.child.LEAST_GRACE_PERIOD", 0.3)
+    process = worker(grace=0.0)
+    first = process.child
+    late = tasks.occupy.using(timeout=0.1).enqueue()
+    assert finished(late).status == "FAILED"
+    waiting = tasks.write_in_coroutine.enqueue()
+    eventually(lambda: process.child is not first)
+    [said] = [text for text in caplog.messages if "does not end" in text]
+    assert "in pause" in said
+    assert finished(waiting).status == "SUCCESSFUL"
