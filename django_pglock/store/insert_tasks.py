@@ -18,7 +18,7 @@ from django_pglock.postgres.message import execute_text, literals, send
 from django_pglock.store.statements import array_of_numbers, filled, rows_of
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.options import HEADERS
-from django_pglock.tasks.retry import seconds_of
+from django_pglock.tasks.retry import duration
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
@@ -177,7 +177,7 @@ def _same_columns(connection: Any, task: TaskFields) -> dict[str, str]:
             "max_retries": task.max_attempts - 1,
             "concurrency": task.concurrency,
             "unique_scope": None if unique is None else unique.scope.value,
-            "keep_result": None if kept is None else int(seconds_of(kept, option="keep_result")),
+            "keep_result": None if kept is None else int(duration("keep_result", kept)),
         }
         columns = _quoted(connection, own)
         if unique is not None and unique.seconds is not None:

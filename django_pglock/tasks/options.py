@@ -21,7 +21,7 @@ from django.utils.timezone import is_aware, make_aware
 
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks.queues import check_text
-from django_pglock.tasks.retry import Check, duration, keep, seconds_of
+from django_pglock.tasks.retry import Check, duration, keep
 from django_pglock.tasks.states import UniqueScope
 
 #: The largest number of calls that a grouped function can get at once.
@@ -66,7 +66,7 @@ class Unique:
     @property
     def seconds(self) -> float | None:
         """The period in seconds, if there is one."""
-        return None if self.period is None else seconds_of(self.period, option="period")
+        return None if self.period is None else duration("period", self.period)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Group:
     @property
     def seconds(self) -> float:
         """The time to gather, in seconds."""
-        return seconds_of(self.gather, option="gather")
+        return duration("gather", self.gather)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +110,13 @@ class Rate:
     @property
     def interval(self) -> float:
         """Seconds from one token to the next: longer if more tasks than ``burst`` may be admitted at once."""
-        return seconds_of(self.per, option="per") / (self.count - self.portion + self.burst)
+        return duration("per", self.per) / (self.count - self.portion + self.burst)
 
     @property
     def portion(self) -> int:
         """How many tasks may be admitted at once. More than ``burst`` for high rates, so that checks can be rare."""
         # One check every 50 ms is enough. With two, a check that is late for one task does not delay those behind it.
-        each = seconds_of(self.per, option="per") / self.count
+        each = duration("per", self.per) / self.count
         wanted = max(math.ceil(0.05 / each), 2 if each < 0.1 else 1)
         # All tasks of one portion count against ``count``. So for a very short time it must not be most of them.
         return max(self.burst, min(wanted, math.ceil(self.count / 10)))
@@ -183,7 +183,7 @@ run_after = instance((datetime, timedelta, NoneType), "a datetime or a timedelta
 
 def timeout(option: str, value: Any) -> Any:
     """Accept a duration above zero."""
-    seconds = seconds_of(value, option=option)
+    seconds = duration(option, value)
     if seconds == 0:
         raise TaskOptionError(f"{option} is 0; give more than 0 seconds, or None.")
     return seconds
@@ -200,7 +200,7 @@ def expiry(option: str, value: Any) -> Any:
 def backoff(option: str, value: Any) -> Any:
     """Accept seconds, a timedelta, a policy or a function."""
     if isinstance(value, type) or not (hasattr(value, "delay") or callable(value)):
-        seconds_of(value, option="backoff")
+        duration("backoff", value)
     return value
 
 

@@ -82,18 +82,13 @@ def keep(value: Any, **checks: Check) -> None:
             object.__setattr__(value, name, check(f"{type(value).__name__}: {name}", given))
 
 
-def duration(option: str, value: Any) -> Any:
-    """Accept seconds or a timedelta, and return seconds."""
-    return seconds_of(value, option=option)
-
-
 #: What ``backoff=`` accepts: seconds, a timedelta, one of the classes above, or ``fn(exception, task_result)`` that
 #: returns seconds or a timedelta (the signature of Django's open proposal new-features #142).
 BackoffOption = float | int | timedelta | Backoff | Callable[[BaseException, Any], "float | timedelta"]
 
 
-def seconds_of(value: float | timedelta, *, option: str, most: float = MAX_DELAY) -> float:
-    """Return a duration, of at most ten years by default, as seconds. Raises ``TaskOptionError``."""
+def duration(option: str, value: Any, most: float = MAX_DELAY) -> float:
+    """Accept seconds or a timedelta, of at most ten years by default, and return seconds."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not math.isfinite(seconds) or seconds < 0:
         raise TaskOptionError(f"{option} is {value!r}; give seconds (zero or more) or a timedelta.")
@@ -102,7 +97,7 @@ def seconds_of(value: float | timedelta, *, option: str, most: float = MAX_DELAY
     return float(seconds)
 
 
-#: Defined below ``seconds_of``, which it calls.
+#: Defined below ``duration``, which it calls.
 DEFAULT_BACKOFF = Exponential()
 
 
@@ -118,7 +113,7 @@ def delay_after(backoff: BackoffOption, *, failures: int, exception: BaseExcepti
         delay = backoff.delay(failures)
     elif callable(backoff):
         delay = backoff(exception, result())
-    return min(seconds_of(delay, option="backoff", most=math.inf), MAX_DELAY)
+    return min(duration("backoff", delay, most=math.inf), MAX_DELAY)
 
 
 class FlowWord(Picklable, Exception):
@@ -137,7 +132,7 @@ class Retry(FlowWord):
 
     def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
         super().__init__(reason)
-        self.seconds = None if after is None else seconds_of(after, option="after")
+        self.seconds = None if after is None else duration("after", after)
 
 
 class Snooze(FlowWord):
@@ -151,7 +146,7 @@ class Snooze(FlowWord):
 
     def __init__(self, after: float | timedelta) -> None:
         super().__init__(f"for {after}")
-        self.seconds = seconds_of(after, option="after")
+        self.seconds = duration("after", after)
 
 
 class Cancel(FlowWord):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from django_pglock import Cancel, Retry, Snooze
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks import options
-from django_pglock.tasks.retry import MAX_DELAY, Exponential, Linear, delay_after, seconds_of
+from django_pglock.tasks.retry import MAX_DELAY, Exponential, Linear, delay_after, duration
 
 
 def after(backoff, failures=1):
@@ -93,9 +93,9 @@ def test_a_function_is_asked_with_exception_and_result():
 def test_no_wait_is_longer_than_postgresql_can_write():
     assert timedelta(days=3650).total_seconds() == MAX_DELAY
     assert after(lambda error, result: 1e300) == MAX_DELAY
-    assert seconds_of(MAX_DELAY, option="period") == MAX_DELAY
+    assert duration("period", MAX_DELAY) == MAX_DELAY
     with pytest.raises(TaskOptionError, match="the maximum is ten years"):
-        seconds_of(MAX_DELAY + 1, option="period")
+        duration("period", MAX_DELAY + 1)
 
 
 @pytest.mark.parametrize("nonsense", [-1, math.nan, math.inf, "soon", None, True, timedelta(seconds=-1), Linear])
