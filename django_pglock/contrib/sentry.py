@@ -29,7 +29,6 @@ from sentry_sdk.tracing import TransactionSource
 from sentry_sdk.tracing_utils import has_span_streaming_enabled
 from sentry_sdk.utils import event_from_exception, has_data_collection_enabled
 
-from django_pglock.error_reading import class_path_of
 from django_pglock.errors import TaskCancelled
 from django_pglock.store.outcome import Cancelled, Failed, Succeeded
 from django_pglock.tasks import instrumentation
@@ -105,7 +104,7 @@ class SentryInstrument:
                 capture_checkin(**check_in, status=MonitorStatus.IN_PROGRESS)
             outcome = yield
             if isinstance(outcome, Failed) and outcome.failure.exception is not None:
-                _report(claim, outcome.failure.exception)
+                _report(claim, outcome.failure.exception, outcome.failure.exception_path)
             if check_in is not None and isinstance(outcome, Succeeded | Failed | Cancelled):
                 status = MonitorStatus.OK if isinstance(outcome, Succeeded) else MonitorStatus.ERROR
                 capture_checkin(**check_in, status=status)
@@ -114,10 +113,10 @@ class SentryInstrument:
             _end(span, is_error=has_failed and not isinstance(outcome, Cancelled))
 
 
-def _report(claim: Claim, error: BaseException) -> None:
+def _report(claim: Claim, error: BaseException, path: str) -> None:
     mechanism = {"type": PGLockIntegration.identifier, "handled": False}
     event, hint = event_from_exception(error, sentry_sdk.get_client().options, mechanism)
-    event["fingerprint"] = [claim.task_path, class_path_of(error)]
+    event["fingerprint"] = [claim.task_path, path]
     sentry_sdk.capture_event(event, hint=hint)
     # Not setattr(): the class of the exception is the user's.
     object.__setattr__(error, REPORTED, True)
