@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
 
@@ -19,23 +20,23 @@ from django_pglock.errors import LockError
 from django_pglock.locks.statements import Busy
 
 
+@dataclass(eq=False, slots=True)
 class Turn:
     """The place of one coroutine in the queues of its numbers."""
 
-    def __init__(self, owner: ref[asyncio.Task[Any]], *, shared: bool, needs_session: bool) -> None:
-        # Not the asyncio task itself, because the result of the task may be a handle, which would then be a circle of
-        # references.
-        self.owner = owner
-        self.shared = shared
-        #: Whether it needs a session of its own.
-        self.needs_session = needs_session
-        #: The numbers that it has here, or waits for.
-        self.numbers: list[int] = []
-        #: The session in which it has them on the server.
-        self.session: Any = None
-        #: The number that it waits for, and the future that is done when it has it.
-        self.waits_for: int | None = None
-        self.is_next: asyncio.Future[None] | None = None
+    #: Not the asyncio task itself, because the result of the task may be a handle, which would then be a circle of
+    #: references.
+    owner: ref[asyncio.Task[Any]]
+    shared: bool
+    #: Whether it needs a session of its own.
+    needs_session: bool
+    #: The numbers that it has here, or waits for.
+    numbers: list[int] = field(default_factory=list)
+    #: The session in which it has them on the server.
+    session: Any = None
+    #: The number that it waits for, and the future that is done when it has it.
+    waits_for: int | None = None
+    is_next: asyncio.Future[None] | None = None
 
 
 class Queue:

@@ -85,8 +85,8 @@ class LockSessions:
         self._idle: list[LockSession] = []
         self._openings = 0
         self._opening = asyncio.Lock()
-        self._end = self._close_at_the_end()
-        self._is_watching = False
+        #: Ends with the loop; None until a coroutine acquires a lock.
+        self._end: AsyncGenerator[None, None] | None = None
 
     async def shared_session(self) -> LockSession:
         """Return the session that coroutines share."""
@@ -158,8 +158,8 @@ class LockSessions:
 
     async def watch_the_loop(self) -> None:
         """Ensure that all sessions are closed when the loop ends."""
-        if not self._is_watching:
-            self._is_watching = True
+        if self._end is None:
+            self._end = self._close_at_the_end()
             await self._end.__anext__()
 
     async def _close_at_the_end(self) -> AsyncGenerator[None, None]:
