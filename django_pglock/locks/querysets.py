@@ -82,17 +82,12 @@ class LeaseQuerySet(models.QuerySet[Any]):
         """Return the leases that are held."""
         return self.filter(IS_HELD)
 
-    def with_server_time(self) -> LeaseQuerySet:
-        """Add ``server_time``. The server's clock decides whether a lease has expired; the host's clock may differ."""
-        leases: LeaseQuerySet = self.annotate(server_time=Now())
-        return leases
-
     def with_state(self) -> LeaseQuerySet:
-        """Add ``server_time``, and by it ``is_held`` and ``is_kept``.
+        """Add ``server_time``, and by it ``is_held`` and ``is_kept``. The clock of the host may differ.
 
         ``is_kept``: the lease was released before its ``min_hold`` has passed, so no owner can acquire it yet.
         """
-        leases: LeaseQuerySet = self.with_server_time().annotate(is_held=IS_HELD, is_kept=IS_KEPT)
+        leases: LeaseQuerySet = self.annotate(server_time=Now(), is_held=IS_HELD, is_kept=IS_KEPT)
         return leases
 
     def free(self) -> int:

@@ -71,7 +71,7 @@ class Command(TerminalCommand):
         elif options["free_lease"] is not None:
             self._free(leases, options["free_lease"])
         elif options["leases"]:
-            self._show_leases(leases.held().with_server_time(), options)
+            self._show_leases(leases.held().with_state(), options)
         else:
             self._show_locks(rows, options)
 
