@@ -81,6 +81,9 @@ NOTIFY = (
 
 # Has the parents look when the next scheduled task is due. Without a sleeping worker, upkeep looks soon enough.
 NOTIFY_PARENTS = f"SELECT pg_notify('{SCHEDULED_CHANNEL}', '') WHERE EXISTS (SELECT FROM {{worker}} WHERE is_sleeping)"
+# The same for blocked tasks, after a COMMIT of the caller's own, after which no code of ours admits them.
+BLOCKED = "blocked"
+NOTIFY_BLOCKED = NOTIFY_PARENTS.replace("''", f"'{BLOCKED}'")
 #: Stands for all parents among the names of queues. No queue has an empty name.
 PARENTS = ""
 
@@ -205,9 +208,10 @@ def _no_worker_sleeps(using: str, queue: str, except_worker: UUID | None = None)
 def after_commit(using: str, function: Callable[..., Any], *values: Any, **options: Any) -> None:
     """Call a function once the current transaction is committed; without a transaction, now.
 
-    If the caller commits the transaction itself, the function is not called.
+    If the caller commits the transaction itself, the function is not called, and the upkeep looks for its work.
     """
     if commits_itself(connections[using]):
+        notify_after_commit(using, NOTIFY_BLOCKED)
         return
 
     # No functools.partial: Django logs the name of a function that fails, and a partial has no name. The AttributeError

@@ -97,7 +97,15 @@ WITHOUT_PLAN = {
     "it inserts rows and reads none": ("ALLOCATE_IDS", "ENQUEUE_MANY"),
     "it takes a lock, sets a limit, or notifies": (
         *("LIMIT_TICK", "LIMIT_WAITS", "LOCK_KEY", "LOCK_KEYS", "LOCK_PARENT", "NOTIFY"),
-        *("NOTIFY_PARENTS", "NOTIFY_REQUEST", "RESTORE_WAITS", "TRY_UPKEEP_LOCK", "WAKE", "WAKE_EXCEPT"),
+        *(
+            "NOTIFY_BLOCKED",
+            "NOTIFY_PARENTS",
+            "NOTIFY_REQUEST",
+            "RESTORE_WAITS",
+            "TRY_UPKEEP_LOCK",
+            "WAKE",
+            "WAKE_EXCEPT",
+        ),
     ),
     "it reads the catalog of the server, or its statistics": ("HELD_LOCKS", "REFUSING_KEYS", "SERVER_TIMES"),
     "its table has a row for each worker, queue, schedule or group of failures": (

@@ -33,7 +33,7 @@ from django_pglock.store.liveness import BEAT, LATE, LOCK_PARENT, UPKEEP_PARENTS
 from django_pglock.store.ready import READY_QUEUES
 from django_pglock.store.requests_to_worker import ANSWER_STACK, REQUESTS
 from django_pglock.store.statements import BY_INDEX, bound, run
-from django_pglock.store.wake import SCHEDULED_CHANNEL, WAKE, channel_of
+from django_pglock.store.wake import BLOCKED, SCHEDULED_CHANNEL, WAKE, channel_of
 from django_pglock.worker.service import Service
 
 logger = get_logger(WORKER)
@@ -72,7 +72,7 @@ class Workers(Protocol):
         """Wake a worker for a queue that has ready tasks."""
 
     def wake_upkeep(self, *, rescues: bool = False) -> None:
-        """Have the upkeep look now: ``rescues``, because heartbeats of workers of other parents are missing."""
+        """Have the upkeep look now: ``rescues``, also for tasks of dead workers and for blocked tasks."""
 
 
 class Heartbeat(Service):
@@ -198,7 +198,7 @@ class Heartbeat(Service):
 
     def _hear(self, note: Notify) -> None:
         if note.channel == SCHEDULED_CHANNEL:
-            self.workers.wake_upkeep()
+            self.workers.wake_upkeep(rescues=note.payload == BLOCKED)
             return
         worker, *about = note.payload.split(" ", 2)
         if len(about) < 2:

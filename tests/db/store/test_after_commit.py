@@ -13,6 +13,7 @@ from django_pglock.tasks.states import TaskStatus
 from tests.conftest import NEVER
 from tests.db.admin.visits import make
 from tests.db.store.endings import statuses
+from tests.db.store.workers import add_sleeping_worker
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -109,6 +110,17 @@ def test_the_notifications_of_a_transaction_committed_by_the_caller_are_sent_by_
     manual()
     notes = session.connection.notifies(timeout=NEVER, stop_after=2)
     assert [note.payload for note in notes] == ["before the commit", "first"]
+
+
+def test_upkeep_is_told_of_blocked_tasks_by_a_commit_of_the_caller(manual, session):
+    """Before, an idle worker found them in its next round, after a minute and a half."""
+    session.ensure_connection()
+    session.connection.execute(f"LISTEN {wake.SCHEDULED_CHANNEL}")
+    add_sleeping_worker()
+    keyed.trickle.enqueue(1)
+    manual()
+    [note] = session.connection.notifies(timeout=NEVER, stop_after=1)
+    assert note.payload == "blocked"
 
 
 def test_tasks_of_a_transaction_committed_by_the_caller_run(manual, worker, eventually):

@@ -279,6 +279,8 @@ def test_notifications_are_passed_on_and_nonsense_is_not(beating, caplog, eventu
     woken = len(heartbeat.workers.upkeeps)
     execute_sql(f"SELECT pg_notify('{module.SCHEDULED_CHANNEL}', '')")
     eventually(lambda: len(heartbeat.workers.upkeeps) > woken)
+    execute_sql(f"SELECT pg_notify('{module.SCHEDULED_CHANNEL}', 'blocked')")
+    eventually(lambda: heartbeat.workers.upkeeps[-1])
     assert heartbeat.workers.wakes == [(str(worker), "a queue with spaces", 1)]
     assert not heartbeat.workers.lost
 
