@@ -102,7 +102,8 @@ MOST_MINUTES = 10
 
 def unusable_sessions() -> list[Any]:
     """Return the connections of this thread that are in a transaction. In a ``TestCase`` it is that of the test."""
-    return [each for each in connections.all(initialized_only=True) if not is_reusable(each)]
+    sessions: Any = connections.all(initialized_only=True)
+    return [each for each in sessions if not is_reusable(each)]
 
 
 def is_plain(batch: list[EndedClaim]) -> bool:
