@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from django_pglock.locks.views import *  # noqa: F403
     from django_pglock.postgres.notifications import *  # noqa: F403
     from django_pglock.store.claim_manager import *  # noqa: F403
+    from django_pglock.store.steps import *  # noqa: F403
     from django_pglock.tasks import *  # noqa: F403
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ _NAMES = {
     "locks.views": "lock_view",
     "postgres.notifications": "listen notify",
     "store.claim_manager": "ClaimManager ClaimQuerySet",
+    "store.steps": "emit",
     "tasks": "Cancel Exponential Group Linear Rate Retry Snooze TaskContext Unique aenqueue_many enqueue_many task",
 }
 _MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}

@@ -117,6 +117,9 @@ class Settings:
         "Days after which finished tasks are deleted, by status. None or a missing status: never. A task with "
         "keep_result is deleted after that time instead.",
     )
+    KEEP_EVENTS: float = _option(
+        30.0, _seconds(MOST_DAYS), "Days for which an event is kept for tasks that begin to wait for it later."
+    )
     REDACT: str | Callable[[str, str, Any], Any] | None = _option(  # noqa: RUF009 - it only describes the field
         None,
         FUNCTION,

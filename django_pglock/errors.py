@@ -20,6 +20,10 @@
         ├── TaskCancelled                             recorded: a cancel of the running task was requested
         ├── TooManySnoozes                            recorded for a task that snoozed more often than max_snoozes
         ├── DependencyFailed                          recorded for a task whose after= task did not succeed
+        ├── StepError                                 a step is called where or as it cannot be
+        │   └── StepsChanged                          the recorded steps do not fit the function
+        ├── StepFailed                                the attempts of a step are spent
+        ├── EventTimeout                              an event has not come in time
         ├── TaskExpired                               recorded for a task that had not begun by its expires=
         ├── ClaimLost                                 the task no longer belongs to this worker
         └── WorkerLost                                recorded for an attempt whose worker died
@@ -228,6 +232,31 @@ class TaskExpired(TaskError):
 
 class TooManySnoozes(TaskError):
     """A task snoozed more often than its ``max_snoozes``. Never raised: its path is in the attempt's row."""
+
+
+class StepError(TaskError, RuntimeError):
+    """A step of a task cannot be called here, or not by this name. The task fails without a retry."""
+
+
+class StepsChanged(StepError):
+    """The recorded steps of a task do not fit its function, which has changed since the task began."""
+
+
+class StepFailed(TaskError):
+    """A step has raised, and its attempts are spent. It raises this again in each later run of the function.
+
+    ``step`` is its name, ``path`` the dotted path of the exception's class, and ``message`` its text.
+    """
+
+    def __init__(self, step: str, path: str, message: str) -> None:
+        super().__init__(f"The step {step!r} has failed: {message}")
+        self.step = step
+        self.path = path
+        self.message = message
+
+
+class EventTimeout(TaskError, TimeoutError):
+    """An event has not come within the timeout of ``context.wait_for()``."""
 
 
 class ClaimLost(TaskError):

@@ -1,4 +1,4 @@
-"""The schema of the first release: ten tables, their storage parameters, and the view of advisory locks."""
+"""The schema of the first release: twelve tables, their storage parameters, and the view of advisory locks."""
 
 from django.db import migrations, models
 from django.db.models import Q
@@ -335,6 +335,41 @@ class Migration(migrations.Migration):
                     models.Index("awaited", models.F("task") + 0, name="pglock_waiter_awaited"),
                 ],
             },
+            managers=MANAGERS,
+        ),
+        migrations.CreateModel(
+            name="Step",
+            fields=[
+                ("pk", models.CompositePrimaryKey("task_id", "name", blank=True, editable=False, primary_key=True, serialize=False)),
+                ("task", models.ForeignKey(db_constraint=False, db_index=False, on_delete=models.CASCADE, related_name="steps", to="django_pglock.task")),
+                ("name", models.CharField(max_length=200)),
+                ("number", models.IntegerField()),
+                ("kind", models.CharField(max_length=16)),
+                ("event", models.CharField(max_length=200, null=True)),
+                ("result", models.JSONField(null=True)),
+                ("failure", models.JSONField(null=True)),
+                ("attempt", models.IntegerField()),
+                ("started_at", models.DateTimeField()),
+                ("finished_at", models.DateTimeField(null=True)),
+            ],
+            options={
+                "default_permissions": (),
+                **POSTGRESQL,
+                "indexes": [
+                    models.Index(condition=Q(("event__isnull", False), ("finished_at__isnull", True)), fields=["event"], name="pglock_step_event"),
+                ],
+            },
+            managers=MANAGERS,
+        ),
+        migrations.CreateModel(
+            name="Event",
+            fields=[
+                ("name", models.CharField(max_length=200, primary_key=True, serialize=False)),
+                ("payload", models.JSONField(null=True)),
+                ("emitted_at", models.DateTimeField()),
+                ("expires_at", models.DateTimeField(db_index=True)),
+            ],
+            options={"default_permissions": (), **POSTGRESQL},
             managers=MANAGERS,
         ),
         migrations.CreateModel(

@@ -10,17 +10,20 @@ if not apps.is_installed("django_pglock"):
 
 from django_pglock.models.locks import AdvisoryLock, Lease
 from django_pglock.models.queue import Number, Queue, RateLimit
+from django_pglock.models.steps import Event, Step
 from django_pglock.models.task import Attempt, Task, Waiter
 from django_pglock.models.worker import Schedule, Worker
 
 __all__ = [
     "AdvisoryLock",
     "Attempt",
+    "Event",
     "Lease",
     "Number",
     "Queue",
     "RateLimit",
     "Schedule",
+    "Step",
     "Task",
     "Waiter",
     "Worker",

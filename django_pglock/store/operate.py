@@ -39,6 +39,7 @@ from django_pglock.store.ready import DUE_STATUS
 from django_pglock.store.release import release_on_commit, wait_again
 from django_pglock.store.requests_to_worker import NOTIFY_REQUEST
 from django_pglock.store.statements import EXPIRES_AT, LIMIT_WAITS, WINDOW, in_status, is_among, rows_of, run, windows
+from django_pglock.store.steps import forget_failed
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.store.wake import notify_after_commit, wake
 from django_pglock.tasks.backends import our_backends
@@ -260,6 +261,12 @@ def _retry(value: str) -> dict[str, Any]:
     }
 
 
+def _follow_retry(using: str, moved: list[Moved]) -> None:
+    ids = [id_ for id_, *_others in moved]
+    forget_failed(using, ids)
+    wait_again(using, ids)
+
+
 def _without_duplicates(tasks: Any, value: str = "") -> Any:
     """Return the tasks whose unique key is free. Of several that may be retried with the same key, return the last."""
     others = tasks.model._base_manager.using(tasks.db).filter(unique_key=OuterRef("unique_key"))
@@ -370,7 +377,7 @@ RETRY = Verb(
     chosen=_without_duplicates,
     changes=_retry,
     takes_keys=True,
-    follow=lambda using, moved: wait_again(using, [id_ for id_, *_others in moved]),
+    follow=_follow_retry,
     done=lambda n: ngettext("%(count)s task will run again.", "%(count)s tasks will run again.", n),
     question=lambda n: ngettext("%(count)s task would run again.", "%(count)s tasks would run again.", n),
     unchanged=lambda n: ngettext(

@@ -16,6 +16,7 @@ from typing import Any
 
 from django_pglock.error_reading import class_path_of, describe_exception, function_of, message_of
 from django_pglock.tasks.states import TaskStatus
+from django_pglock.tasks.steps import Suspension
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +85,13 @@ class Retried:
 class Snoozed:
     """The function raised ``Snooze``: it runs again after ``delay`` seconds. No attempt is counted.
 
-    ``snoozes``: the number of snoozes so far, if it is limited; otherwise 0.
+    ``snoozes``: the number of snoozes so far, if it is limited; otherwise 0. ``suspension``: if the function has not
+    raised ``Snooze``, but sleeps or waits for an event (``tasks/steps.py``).
     """
 
     delay: float
     snoozes: int = 0
+    suspension: Suspension | None = None
 
     status = TaskStatus.SCHEDULED
 

@@ -60,6 +60,8 @@ UNAWAITED = """WITH old AS MATERIALIZED (
     DELETE FROM {attempt} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
 ), waits AS (
     DELETE FROM {waiter} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
+), steps AS (
+    DELETE FROM {step} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
 )"""
 
 PRUNE = f"""

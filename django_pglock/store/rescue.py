@@ -15,7 +15,7 @@ from uuid import UUID
 from django.db import ProgrammingError
 
 from django_pglock.conf import get_settings
-from django_pglock.postgres.connections import pause_after
+from django_pglock.postgres.connections import pause_after, transaction_block
 from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.enqueue import enqueue_handlers
 from django_pglock.store.liveness import HELD_LOCKS, is_recent, missing, silent_after
@@ -202,7 +202,7 @@ def rescue(using: str, *, unbroken: float, limit: int = RESCUED_AT_ONCE) -> list
 
     A rescued task is READY again, or BLOCKED if it has a lock key. It has used no retry. A task whose workers died more
     often than ``MAX_RESCUES`` ends FAILED, and the function of its ``on_failure=`` is enqueued. A task whose cancel was
-    requested ends CANCELLED. Call it in a transaction.
+    requested ends CANCELLED.
     """
     settings = get_settings()
     text = "Its worker died or wrote no heartbeat for too long while it ran this attempt."
@@ -212,9 +212,10 @@ def rescue(using: str, *, unbroken: float, limit: int = RESCUED_AT_ONCE) -> list
         silent_after() if unbroken >= silent_after() else math.inf,
     )
     values = (*silences, limit, limit, settings.MAX_RESCUES, *(LOST_WITH_WORKER, LOST_WITH_WORKER, text))
-    rescued = [Rescued(*row) for row in run(using, RESCUE, *values, first=IN_INDEX_ORDER)]
-    failed = [each for each in rescued if each.status == TaskStatus.FAILED]
-    enqueue_handlers(using, [(each.id, each.on_failure) for each in failed if each.on_failure])
+    with transaction_block(using):
+        rescued = [Rescued(*row) for row in run(using, RESCUE, *values, first=IN_INDEX_ORDER)]
+        failed = [each for each in rescued if each.status == TaskStatus.FAILED]
+        enqueue_handlers(using, [(each.id, each.on_failure) for each in failed if each.on_failure])
     wake(using, (each.queue for each in rescued if each.status == TaskStatus.READY))
     admit_on_commit(using, {each.lock_key for each in rescued})
     release_on_commit(using, [each.id for each in rescued if each.status in FINISHED])

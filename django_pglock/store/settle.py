@@ -27,6 +27,7 @@ from django_pglock.store.outcome import Failed, Interrupted, Outcome, Retried, S
 from django_pglock.store.release import release
 from django_pglock.store.requests_to_worker import write_progress
 from django_pglock.store.statements import IN_INDEX_ORDER, array_of_numbers, filled, run
+from django_pglock.store.steps import write_suspensions
 from django_pglock.store.wake import wake
 from django_pglock.tasks.arguments import from_json
 from django_pglock.tasks.claim import Claim
@@ -179,9 +180,11 @@ def settle(using: str, outcomes: Sequence[tuple[Claim, Outcome]], worker: UUID) 
     if others := [_columns(*pair) for pair in outcomes if not isinstance(pair[1], Succeeded)]:
         others.sort(key=itemgetter(0, 1))
         handlers = [(claim.id, path) for claim, outcome in outcomes if (path := _handler_of(claim, outcome))]
-        with transaction.atomic(using=using) if handlers else nullcontext():
+        suspended = [(claim, how) for claim, outcome in outcomes if (how := getattr(outcome, "suspension", None))]
+        with transaction.atomic(using=using) if handlers or suspended else nullcontext():
             accepted.update(run(using, SETTLE_OTHERS, *map(list, zip(*others, strict=True)), worker))
             enqueue_handlers(using, [(id_, path) for id_, path in handlers if id_ in accepted])
+            write_suspensions(using, [(claim, how) for claim, how in suspended if claim.id in accepted])
     return accepted
 
 

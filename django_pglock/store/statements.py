@@ -99,7 +99,7 @@ WINDOW = 5000
 MOST_COUNTED = 10_000
 
 #: The tables that the statements name.
-_TABLES = ("task", "attempt", "number", "queue", "rate_limit", "schedule", "waiter", "worker")
+_TABLES = ("task", "attempt", "event", "number", "queue", "rate_limit", "schedule", "step", "waiter", "worker")
 _QUOTED = '"%s"'
 
 

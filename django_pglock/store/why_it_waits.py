@@ -18,6 +18,7 @@ from django_pglock.tasks.call_keys import GROUPED, RATED
 from django_pglock.tasks.queues import is_served
 from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.states import TaskStatus
+from django_pglock.tasks.steps import Kind
 
 #: At most this number of the tasks for which a task waits is named.
 FEW = 5
@@ -33,10 +34,22 @@ WHERE task.id = %s
 """
 
 
+# The last step of a task, if the task has stopped in it. A sleep is over when the task is claimed again.
+OPEN_STEP = """
+SELECT kind, event FROM (
+    SELECT step.kind, step.event, step.started_at, step.finished_at FROM {step} AS step WHERE step.task_id = %s
+    ORDER BY step.number DESC LIMIT 1) AS last
+WHERE finished_at IS NULL AND (
+    event IS NOT NULL OR started_at >= (SELECT task.last_attempted_at FROM {task} AS task WHERE task.id = %s))
+"""
+
+
 def why_it_waits(task: Any, using: str) -> str:
     """Return the reason why a task waits, apart from the order of the queue; an empty string if there is none."""
     if task.status == TaskStatus.READY:
         return next((reason for *_others, reason in _found(using, task.pk)), "")
+    if task.status == TaskStatus.SCHEDULED:
+        return _in_a_step(task, using)
     if task.status != TaskStatus.BLOCKED:
         return ""
     if task.waits_for:
@@ -76,6 +89,15 @@ def _obstacle(queue: str, is_paused: bool, workers: int, served: str | None) -> 
     else:
         return ""
     return str(text) % {"queue": queue}
+
+
+def _in_a_step(task: Any, using: str) -> str:
+    """Return for what a function waits in one of its steps; an empty string if it does not."""
+    for kind, event in run(using, OPEN_STEP, task.pk, task.pk):
+        if kind == Kind.EVENT:
+            return gettext("This task waits for the event %(event)s.") % {"event": event}
+        return gettext("This task sleeps.")
+    return ""
 
 
 def _at_others(task: Any, using: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from django.conf import settings
@@ -19,9 +19,12 @@ from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.call_keys import misfit
 from django_pglock.tasks.options import OWN_META
 from django_pglock.tasks.results import make_result
+from django_pglock.tasks.steps import PlainSteps, Steps, idempotency_key
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
+
+R = TypeVar("R")
 
 #: The attributes of log records about a task.
 LOG_FIELDS = ("task_id", "task_path", "queue", "attempt", "worker")
@@ -130,6 +133,7 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
 
     _claims: Sequence[Claim] = field(repr=False)
     _reason_to_stop: Callable[[], TaskTimeout | TaskCancelled | None] = field(repr=False)
+    _steps: Steps = field(repr=False, compare=False, default_factory=PlainSteps)
 
     def check(self) -> None:
         """Raise ``TaskStopped`` if a cancel of this task was requested, or if its time is over.
@@ -150,6 +154,55 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
         for claim in self._claims:
             claim.progress = text
         self.check()
+
+    def step(self, name: str, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        """Run ``function(*args, **kwargs)`` once in the life of the task, and return its result in each run.
+
+        - ``name``: the name of the step, each in a run another one. Up to 200 characters.
+
+        The result is recorded as JSON, of at most 1 MiB, in a transaction of its own. If a worker dies between the
+        function and its record, the function is called again. An exception ends the attempt, and the step is tried
+        again by ``max_attempts``, ``backoff`` and ``retry_on`` of the task, counted since the last record. Then it is
+        recorded, and ``StepFailed`` is raised here, in each run. Raises ``StepError`` if the step is nested, concurrent
+        or inside of ``atomic()``, or if the name was used before, and ``StepsChanged`` if the function has changed.
+        """
+        return self._steps.step(name, function, *args, **kwargs)
+
+    async def astep(self, name: str, function: Callable[..., Awaitable[R]], *args: Any, **kwargs: Any) -> R:
+        """Do the same as ``step()`` for a coroutine function, in a coroutine."""
+        result: R = await self._steps.astep(name, function, *args, **kwargs)
+        return result
+
+    def atomic_step(self, name: str, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        """Do the same as ``step()`` in a transaction with the record: what the function writes is written once."""
+        return self._steps.atomic_step(name, function, *args, **kwargs)
+
+    def sleep(self, name: str, until: float | timedelta | datetime) -> None:
+        """Continue the task later: after seconds or a timedelta, or at a date, by the clock of the server.
+
+        Meanwhile the task is a row: it occupies no thread, and keeps its lock key. The function is left, and called
+        again when the time has come. A date in the past does not suspend it.
+        """
+        self._steps.sleep(name, until)
+
+    def wait_for(self, event: str, *, timeout: float | timedelta | None, name: str | None = None) -> Any:
+        """Return the payload of an event, as soon as somebody calls ``emit(event, payload)``, also before this call.
+
+        - ``timeout``: seconds or a timedelta after which ``EventTimeout`` is raised; None: up to ten years.
+        - ``name``: the name of the step; None: that of the event.
+
+        Meanwhile the task is a row, as in ``sleep()``.
+        """
+        return self._steps.wait_for(event, timeout, name)
+
+    @property
+    def steps(self) -> Steps:
+        """What is recorded: ``"charge" in context.steps``, and ``context.steps["charge"]`` for the result."""
+        return self._steps
+
+    def idempotency_key(self, name: str) -> str:
+        """Return a key for another system, which is the same in each attempt, and no other's also after a failover."""
+        return idempotency_key(self._claims[0].id, self._claims[0].enqueued_at, name)
 
     @property
     def meta(self) -> dict[str, Any]:

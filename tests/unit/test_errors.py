@@ -22,6 +22,7 @@ ATTRIBUTES = {
         "using": "other",
     },
     "DuplicateTask": {"result_id": "17"},
+    "StepFailed": {"path": "builtins.ValueError", "message": "no"},
 }
 CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, PGLockError)]
 WAYS = {

@@ -60,6 +60,7 @@ from django_pglock.store.outcome import (
 )
 from django_pglock.store.rescue import LONGEST_PAUSE, interrupted
 from django_pglock.store.settle import SettleRefused, settle_and_commit, takes_success
+from django_pglock.store.steps import RecordedSteps
 from django_pglock.tasks import instrumentation, registry
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.call_keys import keys_of
@@ -69,11 +70,15 @@ from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.instrumentation import UNOBSERVED
 from django_pglock.tasks.results import as_called, error_of, make_result
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, Cancel, FlowWord, Retry, Snooze, delay_after
+from django_pglock.tasks.steps import HandedBack, NoSteps, StepEnded, Steps, Suspension
 from django_pglock.worker.child.in_flight import EndedClaim
 from django_pglock.worker.child.logs import has_observers, log_claim
 from django_pglock.worker.child.task_connections import leave_read_only_sessions, was_ended_by_others
 
 logger = get_logger(WORKER)
+
+#: The steps of functions without a context.
+NO_STEPS = NoSteps("the function has no context.")
 
 #: The options of a task without options. It must not be changed.
 NOTHING: dict[str, Any] = {}
@@ -141,6 +146,14 @@ class Attempt:
         self.has_observers = has_observers()
         # Earlier attempts are read now. If this fails, the function has not begun, and the claim is given back.
         self._result = self._running_result() if self.has_observers or not claim.is_first else None
+        self.steps = self._steps_of() if definition.takes_context else NO_STEPS
+
+    def _steps_of(self) -> Steps:
+        """Return the steps of the task. Reads those of earlier runs."""
+        if self.is_atomic or self.definition.group is not None:
+            what = "atomic" if self.is_atomic else "called for a group"
+            return NoSteps(f"{self.claim.task_path} is {what}, and so is one step itself.")
+        return RecordedSteps(self.using, self.claim, self.definition)
 
     def _refuse_row(self) -> NoReturn:
         """Refuse a row of other code that the present code cannot run as its caller has meant it."""
@@ -216,7 +229,13 @@ class Attempt:
         if self.definition.advisory:
             function = under_lock(self._lock_name(), function)
         if self.definition.takes_context:
-            context = TaskContext(task_result=self.result, _claims=self.claims, _reason_to_stop=self.reason_to_stop)
+            self.steps.start(self._check_step)
+            context = TaskContext(
+                task_result=self.result,
+                _claims=self.claims,
+                _steps=self.steps,
+                _reason_to_stop=self.reason_to_stop,
+            )
             return function(context, *self.args, **self.kwargs)
         return function(*self.args, **self.kwargs)
 
@@ -254,6 +273,12 @@ class Attempt:
         """Raise ``TaskStopped`` if the function must end."""
         if (reason := self.reason_to_stop()) is not None:
             raise TaskStopped(reason)
+
+    def _check_step(self) -> None:
+        """Raise if the function must end, or if its process has to, so that another one continues the task."""
+        self.check()
+        if self.runner.watchdog.is_stopping:
+            raise HandedBack
 
     def reason_to_stop(self) -> TaskTimeout | TaskCancelled | None:
         """Return the error for a function that checks whether it may continue; None: it may."""
@@ -325,7 +350,12 @@ class Attempt:
         return other.ended(outcome, is_settled=is_settled)
 
     def success(self, value: Any) -> Succeeded:
-        """Return the outcome of a call that returned ``value``. Raises ``TaskResultError`` if it cannot be stored."""
+        """Return the outcome of a call that returned ``value``.
+
+        Raises ``TaskResultError`` if it cannot be stored, and ``StepError`` if its steps do not allow this end.
+        """
+        if self.steps is not NO_STEPS:
+            self.steps.finish()
         if value is None:
             return SUCCEEDED
         what = f"The return value of {self.claim.task_path}"
@@ -338,6 +368,12 @@ class Attempt:
 
     def failure(self, error: BaseException) -> Outcome:
         """Return the outcome of a call that raised ``error``, by the function's retry policy."""
+        if isinstance(error, HandedBack):
+            return GivenBack()
+        if isinstance(error, Suspension):
+            return Snoozed(error.seconds, suspension=error)
+        if isinstance(error, StepEnded):
+            error = error.error
         self.error = error
         if isinstance(error, TaskResultError):
             # The function has returned, so neither its retry policy nor its timeout applies.

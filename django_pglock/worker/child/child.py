@@ -293,7 +293,7 @@ class Child:
 
     def _begin_to_end(self) -> None:
         if not self.is_stopping:
-            self.is_stopping = True
+            self.is_stopping = self.watchdog.is_stopping = True
             self._ends_at = time.monotonic() + self.grace
             self.channel.send(ending=True)
             self._continue(self._steps_to_end())

@@ -74,6 +74,8 @@ class Watchdog:
         self.changed = changed
         self.long_overdue = long_overdue
         self.runners: set[Runner] = set()
+        #: Whether the process has to end: functions with steps end before their next one.
+        self.is_stopping = False
         self._sleeps_until = math.inf
 
     def watch_this_thread(self) -> TaskThread:

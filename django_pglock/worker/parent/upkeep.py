@@ -35,6 +35,7 @@ from django_pglock.store.release import WAITERS_AT_ONCE, orphaned_waiters, promo
 from django_pglock.store.rescue import RESCUED_AT_ONCE, rescue
 from django_pglock.store.schedules import ScheduleKeeper
 from django_pglock.store.settle import settle
+from django_pglock.store.steps import WAITS_AT_ONCE, missed_events, prune_events, wake_waiting
 from django_pglock.tasks import registry
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, delay_after
 from django_pglock.worker.child.in_flight import EndedClaim
@@ -87,7 +88,7 @@ class Upkeep(Service):
         self._stepped_at, self._clock_ahead = 0.0, -math.inf
         # Where the last queries for orphaned keys, for orphaned waiters and for unused buckets ended, and the last
         # pruning.
-        self._key, self._waiter, self._rate_key, self._pruned_to = "", 0, "", 0
+        self._key, self._waiter, self._event, self._rate_key, self._pruned_to = "", 0, "", "", 0
         # When each of the rare steps is due, and whether the last pruning has not found all old tasks.
         self._due_at = {"_warn": time.monotonic() + BETWEEN_WARNINGS}
         self._prunes_on = False
@@ -176,7 +177,7 @@ class Upkeep(Service):
     def _round(self) -> float | None:
         """Promote, rescue and admit. Return the seconds until the next task is due, None if that is not known."""
         promoted = self._attempt(promote, self.using) or 0
-        keys, awaited = self._attempt(open_rates, self.using) or [], []
+        keys, awaited, events = self._attempt(open_rates, self.using) or [], [], []
         has_moved = bool(promoted or keys)
         if time.monotonic() - self._rescued_at >= self._often:
             self._rescued_at = time.monotonic()
@@ -184,6 +185,8 @@ class Upkeep(Service):
             self._attempt(self._rescue)
             keys += self._attempt(self._orphaned_keys) or []
             awaited = self._attempt(self._orphaned_waiters) or []
+            events = self._attempt(self._missed_events) or []
+        promoted += self._attempt(wake_waiting, self.using, events) or 0
         promoted += self._attempt(release, self.using, awaited) or 0
         promoted += self._attempt(admit, self.using, keys) or 0
         if promoted:
@@ -271,6 +274,11 @@ class Upkeep(Service):
         self._waiter = waiters[-1][0] if len(waiters) == WAITERS_AT_ONCE else 0
         return [awaited for _, awaited in waiters if awaited is not None]
 
+    def _missed_events(self) -> list[str]:
+        events = missed_events(self.using, self._event)
+        self._event = events[-1][0] if len(events) == WAITS_AT_ONCE else ""
+        return [event for event, is_there in events if is_there]
+
     def _prune(self) -> float:
         """Delete some old tasks. Two workers may do this at once."""
         count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
@@ -281,6 +289,7 @@ class Upkeep(Service):
     def _prune_others(self) -> float:
         """Delete old rows of other tables. Look for tables of the project whose rows refuse the pruning of tasks."""
         warn_of_references(self.using, self._referring)
+        prune_events(self.using)
         unused, self._rate_key = delete_unused_rates(self.using, self._rate_key)
         has_more = prune_numbers(self.using) or unused
         return self._often if has_more else PAUSE_OF_OTHERS * self._standby_factor

@@ -43,6 +43,17 @@ BUCKETS = (
 )
 
 
+#: Tasks that wait for events, and events that have come, in tables that were empty when they were analyzed.
+STEPS = (
+    "TRUNCATE django_pglock_step, django_pglock_event",
+    "ANALYZE django_pglock_step, django_pglock_event",
+    """INSERT INTO django_pglock_step (task_id, name, number, kind, event, attempt, started_at)
+       SELECT 1000000000 + n, 'wait', 1, 'EVENT', 'awaited ' || n, 1, now() FROM generate_series(1, 20000) AS n""",
+    """INSERT INTO django_pglock_event (name, payload, emitted_at, expires_at)
+       SELECT 'came ' || n, '1', now(), now() + interval '1 day' FROM generate_series(1, 20000) AS n""",
+)
+
+
 @dataclass(frozen=True)
 class Backlog:
     """What is in the table besides the history and what waits."""
@@ -118,7 +129,7 @@ def _fill() -> tuple[Backlog, _Statistics]:
     others``, except for the last one, waits for a task that has ended and for a running task.
     """
     with connection.cursor() as cursor:
-        for statement in BUCKETS:
+        for statement in (*BUCKETS, *STEPS):
             cursor.execute(statement)
     statistics, worker = _Statistics(), uuid4()
     statistics.keep("none")

@@ -57,9 +57,21 @@ from django_pglock.store.settle import (
     SETTLE_UNOBSERVED,
 )
 from django_pglock.store.statements import array_of_numbers, filled
+from django_pglock.store.steps import (
+    COUNT_ANEW,
+    EMIT,
+    END_WAIT,
+    FORGET_FAILED,
+    MISSED_EVENTS,
+    PRUNE_EVENTS,
+    RECORD,
+    RECORDS,
+    SUSPEND,
+    WAKE_WAITING,
+)
 from django_pglock.store.unique import FIND_AND_LOCK_UNIQUE, FIND_UNIQUE, FREE_EXPIRED_UNIQUE, replace_statement
 from django_pglock.store.wake import STILL_READY
-from django_pglock.store.why_it_waits import WHY_UNFINISHED
+from django_pglock.store.why_it_waits import OPEN_STEP, WHY_UNFINISHED
 from tests.plans.reading import (
     BATCH,
     CALL,
@@ -285,9 +297,26 @@ def few_rows(backlog):
     }
 
 
+def steps(backlog):
+    first = backlog.ids[0]
+    return {
+        "RECORDS": Call(filled(RECORDS), (first,)),
+        "RECORD": Call(filled(RECORD), ("new", 1, "1", None, 0.0, first, 1)),
+        "COUNT_ANEW": Call(filled(COUNT_ANEW), (first, 1)),
+        "SUSPEND": Call(filled(SUSPEND), ([first], [1], ["rest"], [1], ["SLEEP"], [""])),
+        "END_WAIT": Call(filled(END_WAIT), ("came 7", first, "wait", 0.0)),
+        "EMIT": Call(filled(EMIT), ("new", "1", 60.0)),
+        "WAKE_WAITING": Call(filled(WAKE_WAITING), (["came 7", "awaited 7"],)),
+        "MISSED_EVENTS": Call(filled(MISSED_EVENTS), ("", BATCH), by_index=True),
+        "PRUNE_EVENTS": Call(filled(PRUNE_EVENTS), (BATCH,), by_index=True),
+        "FORGET_FAILED": Call(filled(FORGET_FAILED), (backlog.ids,)),
+        "OPEN_STEP": Call(filled(OPEN_STEP), (first, first)),
+    }
+
+
 VERBS = (
     *(admission, claims, outcomes, rates, releases, promotion, rescue_of_tasks, requests, progress_and_logs),
-    *(pruning_of_tasks, counts, failure_groups, unknown_tasks, cancels, deletions, resets, retries, few_rows),
+    *(pruning_of_tasks, counts, failure_groups, unknown_tasks, cancels, deletions, resets, retries, few_rows, steps),
 )
 #: The rows and pages that statements may read where these are other than usual.
 LIMITS = {

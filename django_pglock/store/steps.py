@@ -1,0 +1,318 @@
+"""Records the steps of tasks, and the events for which tasks wait.
+
+A record is one INSERT that the claim guards. The primary key, of task and name, makes it unique: if a worker that was
+taken for dead has recorded a step nevertheless, the next attempt takes this record, and its own transaction of an
+``atomic_step`` is rolled back.
+
+A task that sleeps or waits is SCHEDULED, and nothing else. Its outcome and its record are written by one transaction.
+An event that is written while a task begins to wait is not lost: its emitter commits the event and then looks for
+waiting tasks, and a worker commits the waiting task and then looks for the event. After a crash between the two, the
+upkeep looks for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime
+from functools import partial
+from time import monotonic
+from typing import Any, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.db import transaction
+
+from django_pglock.conf import get_settings
+from django_pglock.error_reading import describe_exception, message_of
+from django_pglock.errors import ClaimLost, StepError
+from django_pglock.postgres.connections import connection_for
+from django_pglock.store.admit import admit
+from django_pglock.store.statements import IN_INDEX_ORDER, array_of_texts, run
+from django_pglock.store.wake import after_commit, wake
+from django_pglock.tasks.arguments import from_json, to_json
+from django_pglock.tasks.backends import database_of_tasks
+from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.fields import TaskFields
+from django_pglock.tasks.retry import FlowWord
+from django_pglock.tasks.states import TaskStatus
+from django_pglock.tasks.steps import (
+    LARGEST_RESULT,
+    Kind,
+    Record,
+    StepEnded,
+    Steps,
+    Suspension,
+    check_name,
+    result_text,
+)
+
+__all__ = ["emit"]
+
+R = TypeVar("R")
+
+#: The number of open waits that the upkeep compares with the events in one round.
+WAITS_AT_ONCE = 5000
+DAY = 86_400
+
+RECORDS = """
+SELECT name, number, kind, result, failure, date_part('epoch', started_at), finished_at IS NOT NULL
+FROM {step} WHERE task_id = %s ORDER BY number
+"""
+
+RECORD = """
+INSERT INTO {step} (task_id, name, number, kind, result, failure, attempt, started_at, finished_at)
+SELECT task.id, %s, %s, 'STEP', %s::jsonb, %s::jsonb, task.attempts,
+       clock_timestamp() - make_interval(secs => %s), clock_timestamp()
+FROM {task} AS task WHERE task.id = %s AND task.attempts = %s AND task.status = 'RUNNING'
+ON CONFLICT DO NOTHING
+RETURNING date_part('epoch', started_at)
+"""
+# Attempts are counted since the last record, and so are deaths of workers. Sent before it, if some were counted.
+COUNT_ANEW = """
+UPDATE {task} SET retries = 0, rescues = 0 WHERE id = %s AND attempts = %s AND status = 'RUNNING'
+"""
+
+# The records of tasks that have just been suspended. A second pause of one wait has its record already.
+SUSPEND = """
+INSERT INTO {step} (task_id, name, number, kind, event, attempt, started_at)
+SELECT id, name, number, kind, NULLIF(event, ''), attempt, clock_timestamp()
+FROM unnest(%s::bigint[], %s::int[], %s::text[], %s::int[], %s::text[], %s::text[])
+    AS suspended (id, attempt, name, number, kind, event)
+ON CONFLICT DO NOTHING
+"""
+
+# Ends the wait of a task that runs again, if the event is there, or if the time is over. Then it has a failure.
+END_WAIT = """
+UPDATE {step} AS step
+SET finished_at = clock_timestamp(), result = event.payload,
+    failure = CASE WHEN event.name IS NULL THEN '{{}}'::jsonb END
+FROM (SELECT 1) AS here LEFT JOIN {event} AS event ON event.name = %s
+WHERE step.task_id = %s AND step.name = %s AND step.finished_at IS NULL
+  AND (event.name IS NOT NULL OR step.started_at + make_interval(secs => %s) <= clock_timestamp())
+"""
+
+EMIT = """
+INSERT INTO {event} (name, payload, emitted_at, expires_at)
+VALUES (%s, %s::jsonb, clock_timestamp(), clock_timestamp() + make_interval(secs => %s))
+ON CONFLICT DO NOTHING
+RETURNING name
+"""
+
+# Ends the waits for events that are there, and makes the tasks ready that are suspended by them. Rows of tasks are
+# locked in the order of their ids. Each wait ends once, and an attempt that runs meanwhile sees that it has ended.
+WAKE_WAITING = """
+WITH ended AS MATERIALIZED (
+    SELECT step.task_id, step.name, event.payload FROM {step} AS step JOIN {event} AS event ON event.name = step.event
+    WHERE step.event = ANY (%s::text[]) AND step.finished_at IS NULL
+), locked AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task WHERE task.id = ANY (ARRAY(SELECT task_id FROM ended))
+    ORDER BY task.id FOR NO KEY UPDATE
+), closed AS (
+    UPDATE {step} AS step SET finished_at = clock_timestamp(), result = ended.payload FROM ended
+    WHERE step.task_id = ended.task_id AND step.name = ended.name AND step.finished_at IS NULL
+      AND step.task_id = ANY (ARRAY(SELECT id FROM locked))
+)
+UPDATE {task} AS task
+SET status = CASE WHEN task.lock_key IS NULL THEN 'READY' ELSE 'BLOCKED' END, run_after = clock_timestamp()
+WHERE task.id = ANY (ARRAY(SELECT id FROM locked)) AND task.status || '' = 'SCHEDULED'
+RETURNING task.status, task.queue, task.lock_key
+"""
+LIMIT_WAKE = ("SET LOCAL lock_timeout = '1s'",)
+
+# The events of the next open waits, each with whether it is there.
+MISSED_EVENTS = """
+SELECT open.event, (SELECT event.name FROM {event} AS event WHERE event.name = open.event LIMIT 1) IS NOT NULL
+FROM (SELECT event FROM {step} WHERE finished_at IS NULL AND event > %s ORDER BY event LIMIT %s) AS open
+ORDER BY open.event
+"""
+
+PRUNE_EVENTS = """
+DELETE FROM {event} WHERE name = ANY (ARRAY(
+    SELECT name FROM {event} WHERE expires_at < statement_timestamp()
+    ORDER BY expires_at LIMIT %s FOR UPDATE SKIP LOCKED))
+"""
+
+# A task that is retried by a person runs its failed step again.
+FORGET_FAILED = """
+DELETE FROM {step} AS step WHERE step.task_id = ANY (%s::bigint[]) AND step.failure IS NOT NULL AND step.kind = 'STEP'
+  AND step.number = (SELECT last.number FROM {step} AS last WHERE last.task_id = step.task_id
+                     ORDER BY last.number DESC LIMIT 1)
+"""
+
+
+class RecordedSteps(Steps):
+    """The steps of one attempt, in the table."""
+
+    def __init__(self, using: str, claim: Claim, definition: TaskFields) -> None:
+        # A task that is claimed for the first time has no steps.
+        super().__init__({} if claim.attempt == 1 else read_records(using, claim.id))
+        self.using = using
+        self.claim = claim
+        self.definition = definition
+        self._check_stop: Callable[[], None] = lambda: None
+        self._began = self._step_began = monotonic()
+        self._depth = 0
+
+    def start(self, check_stop: Callable[[], None]) -> None:
+        """Note that the function is called now. ``check_stop`` raises if it must end."""
+        self._check_stop = check_stop
+        # In a TestCase there are transactions around the function.
+        self._depth = len(connection_for(self.using).atomic_blocks)
+
+    def check(self, name: str) -> None:
+        """Raise if the task has to stop, or if a transaction is open."""
+        self._check_stop()
+        if len(connection_for(self.using).atomic_blocks) > self._depth:
+            raise StepError(
+                f"The step {name!r} is called inside of atomic(), whose rollback would undo its record. Call it "
+                "outside, or let atomic_step() open the transaction."
+            )
+        self._step_began = monotonic()
+
+    def failure_of(self, error: Exception) -> dict[str, str]:
+        """Return what to record, if the attempts of the step are spent. Otherwise end the attempt by the error."""
+        is_word = isinstance(error, (FlowWord, StepError))
+        if is_word or (self.claim.retries < self.claim.max_retries and self.definition.can_retry(error)):
+            raise StepEnded(error) from None
+        return {"path": describe_exception(error)[0], "message": message_of(error)}
+
+    def record(self, name: str, value: Any, failure: dict[str, str] | None) -> Record:
+        """Write how a step has ended. If that is not possible, the attempt ends."""
+        try:
+            return self._write(name, value, failure)[0]
+        except Exception as error:  # noqa: BLE001 - the function must not catch it
+            raise StepEnded(error) from None
+
+    async def arecord(self, name: str, value: Any, failure: dict[str, str] | None) -> Record:
+        """Do the same, in the thread of coroutines for Django's ORM."""
+        return await sync_to_async(self.record)(name, value, failure)
+
+    def atomic_step(self, name: str, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        """Run a part of the function in a transaction whose last statement is its record."""
+        record = self.begin(name, Kind.STEP)
+        if record is None:
+            with self._executing(name):
+                record = self._run_in_transaction(name, partial(function, *args, **kwargs))
+        value: R = self._value(name, record)
+        return value
+
+    def _run_in_transaction(self, name: str, function: Callable[[], Any]) -> Record:
+        has_returned = False
+        try:
+            with transaction.atomic(using=self.using, durable=True):
+                value = function()
+                has_returned = True
+                record, is_mine = self._write(name, value, None)
+                if not is_mine:
+                    transaction.set_rollback(True, using=self.using)
+        except Exception as error:  # noqa: BLE001 - a step may raise anything
+            if has_returned:
+                raise StepEnded(error) from None
+            return self.record(name, None, self.failure_of(error))
+        return record
+
+    def _write(self, name: str, value: Any, failure: dict[str, str] | None) -> tuple[Record, bool]:
+        """Write a record. Return it, or the one of another attempt, and whether it is that of this one.
+
+        Raises ``ClaimLost`` if the task no longer belongs to this attempt, and ``TaskResultError``.
+        """
+        claim, number, text = self.claim, self.next_number, result_text(name, value)
+        told = None if failure is None else to_json(failure)
+        values = (name, number, None if failure else text, told, monotonic() - self._step_began)
+        fence = (claim.id, claim.attempt)
+        anew = [(COUNT_ANEW, fence)] if claim.retries or claim.rescues else []
+        if rows := run(self.using, RECORD, *values, *fence, first=anew):
+            claim.retries = claim.rescues = 0
+            record = self.records[name] = Record(number, Kind.STEP.value, from_json(text), failure, rows[0][0])
+            return record, True
+        there = read_records(self.using, claim.id)
+        if name not in there:
+            raise ClaimLost(f"{claim} is no longer claimed by this attempt, so its step {name!r} is not recorded.")
+        self.records = there
+        return there[name], False
+
+    def seconds_until(self, moment: datetime) -> float:
+        """Return the seconds until a date, by the clock of the server at the claim."""
+        return moment.timestamp() - float(self.claim.last_attempted_at) - (monotonic() - self._began)
+
+    def end_wait(self, name: str, event: str, seconds: float) -> Record | None:
+        """End the wait if the event is there, or if its time is over. Return None if it continues."""
+        run(self.using, END_WAIT, event, self.claim.id, name, seconds)
+        self.records = read_records(self.using, self.claim.id)
+        record = self.records[name]
+        return record if record.is_finished else None
+
+
+def read_records(using: str, task_id: int) -> dict[str, Record]:
+    """Return the recorded steps of a task by their names, in order. One statement."""
+    return {
+        name: Record(number, kind, _value_of(result), _value_of(failure), *others)
+        for name, number, kind, result, failure, *others in run(using, RECORDS, task_id)
+    }
+
+
+def _value_of(text: str | None) -> Any:
+    return None if text is None else from_json(text)
+
+
+# Suspended tasks
+
+
+def write_suspensions(using: str, suspended: Sequence[tuple[Claim, Suspension]]) -> None:
+    """Record what the tasks of these claims wait for. In the transaction that makes them SCHEDULED.
+
+    After its commit, those whose event is there by now are made ready.
+    """
+    if not suspended:
+        return
+    rows = [(each.id, each.attempt, how.name, how.number, how.kind.value, how.event or "") for each, how in suspended]
+    run(using, SUSPEND, *map(list, zip(*rows, strict=True)))
+    if events := {how.event for _, how in suspended if how.event}:
+        after_commit(using, wake_waiting, using, events)
+
+
+def wake_waiting(using: str, events: Collection[str]) -> int:
+    """Make the tasks ready that wait for these events, if the events are there. Return how many.
+
+    If a row stays locked, the upkeep makes them ready later.
+    """
+    if not events:
+        return 0
+    woken = run(using, WAKE_WAITING, array_of_texts(events), first=LIMIT_WAKE)
+    wake(using, (queue for status, queue, _ in woken if status == TaskStatus.READY))
+    admit(using, (key for *_, key in woken))
+    return len(woken)
+
+
+def missed_events(using: str, after: str, *, limit: int = WAITS_AT_ONCE) -> list[tuple[str, bool]]:
+    """Return the events behind a name for which tasks wait, each with whether it is there."""
+    return run(using, MISSED_EVENTS, after, limit, first=IN_INDEX_ORDER)
+
+
+def prune_events(using: str, *, limit: int = WAITS_AT_ONCE) -> None:
+    """Delete some events whose time is over."""
+    run(using, PRUNE_EVENTS, limit, first=IN_INDEX_ORDER)
+
+
+def forget_failed(using: str, ids: Iterable[int]) -> None:
+    """Delete the last record of these tasks if it is that of a failed step."""
+    run(using, FORGET_FAILED, list(ids))
+
+
+def emit(event: str, payload: Any = None, *, using: str | None = None) -> bool:
+    """Write an event, in the caller's transaction. The tasks that wait for it continue after the commit.
+
+    - ``event``: its name, of up to 200 characters.
+    - ``payload``: a JSON value of up to 1 MiB, which ``context.wait_for()`` returns.
+    - ``using``: the alias of the database (None: that of the tasks).
+
+    Returns False if the event is there already. The first one that is committed counts. It is kept for ``KEEP_EVENTS``
+    days, also for tasks that begin to wait later. Raises ``StepError`` for a name, and ``TaskArgumentsError`` for a
+    payload, that cannot be stored.
+    """
+    check_name(event, "event")
+    text = to_json(payload, what=f"The payload of the event {event!r}", most=LARGEST_RESULT)
+    alias = database_of_tasks(option="using=") if using is None else using
+    is_new = bool(run(alias, EMIT, event, text, get_settings().KEEP_EVENTS * DAY))
+    if is_new:
+        after_commit(alias, wake_waiting, alias, [event])
+    return is_new

@@ -1,0 +1,289 @@
+"""Steps: the parts of a task function that run once, by name. The rules, without a database.
+
+A function with steps runs again from its beginning, in a later attempt or after a pause. A step that is recorded is not
+executed again: it returns what it has returned, or raises what it has raised. So a function has one rule to keep: what
+it decides between two steps depends only on its arguments, and on what its context has returned.
+
+``store/steps.py`` records the steps of a worker's attempts. Here is what is common with a call without a worker, such
+as ``send.call()``, which records nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any, NoReturn, TypeVar
+
+from django_pglock.errors import EventTimeout, StepError, StepFailed, StepsChanged, TaskResultError
+from django_pglock.tasks.arguments import from_json, to_json
+from django_pglock.tasks.retry import MAX_DELAY, duration
+
+R = TypeVar("R")
+
+#: Bytes of the result of a step or of an event's payload, characters of a name, and steps of a task.
+LARGEST_RESULT, LONGEST_NAME, MOST_STEPS = 1024 * 1024, 200, 10_000
+
+
+class Kind(str, Enum):
+    """What a record is of."""
+
+    STEP = "STEP"
+    SLEEP = "SLEEP"
+    EVENT = "EVENT"
+
+
+@dataclass(slots=True)
+class Record:
+    """What is recorded of a step. ``failure``: the path and the message of its exception."""
+
+    number: int
+    kind: str
+    result: Any = None
+    failure: dict[str, str] | None = None
+    #: When it began, in seconds since the epoch by the server's clock.
+    started_at: float = 0.0
+    #: False: the task waits for an event, or waited when it was claimed.
+    is_finished: bool = True
+
+
+class StepEnded(BaseException):
+    """Leaves a function whose step has raised, and will be tried again in the next attempt.
+
+    Not an ``Exception``, so that no ``except Exception`` of the function runs on as if the step were over.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class HandedBack(BaseException):
+    """Leaves a function before its next step, because its process has to end. Another one continues the task."""
+
+
+class Suspension(BaseException):
+    """Leaves a function that sleeps, or waits for an event. The task continues in a later run."""
+
+    def __init__(self, name: str, kind: Kind, number: int, seconds: float, event: str | None = None) -> None:
+        super().__init__(f"{name!r} suspends the task")
+        self.name = name
+        self.kind = kind
+        self.number = number
+        self.seconds = seconds
+        self.event = event
+
+
+class Steps:
+    """The steps of one run of a function."""
+
+    def __init__(self, records: dict[str, Record] | None = None) -> None:
+        self.records = records or {}
+        #: The names that the function has used in this run, and those for which it has asked.
+        self._met: set[str] = set()
+        self._asked: set[str] = set()
+        self._last = 0
+        self._running: str | None = None
+        self._suspension: Suspension | None = None
+
+    # What a function calls
+
+    def step(self, name: str, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        """Run a part of the function once: see ``TaskContext.step``."""
+        record = self.begin(name, Kind.STEP)
+        if record is None:
+            value, failure = None, None
+            with self._executing(name):
+                try:
+                    value = function(*args, **kwargs)
+                except Exception as error:  # noqa: BLE001 - a step may raise anything
+                    failure = self.failure_of(error)
+                record = self.record(name, value, failure)
+        result: R = self._value(name, record)
+        return result
+
+    async def astep(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Do the same for a coroutine function."""
+        record = self.begin(name, Kind.STEP)
+        if record is None:
+            value, failure = None, None
+            with self._executing(name):
+                try:
+                    value = await function(*args, **kwargs)
+                except Exception as error:  # noqa: BLE001 - a step may raise anything
+                    failure = self.failure_of(error)
+                record = await self.arecord(name, value, failure)
+        return self._value(name, record)
+
+    def sleep(self, name: str, until: float | timedelta | datetime) -> None:
+        """Continue the task later."""
+        if self.begin(name, Kind.SLEEP) is None:
+            seconds = self.seconds_until(until) if isinstance(until, datetime) else duration("sleep", until)
+            if seconds > 0:
+                self.suspend(name, Kind.SLEEP, min(seconds, MAX_DELAY))
+
+    def wait_for(self, event: str, timeout: float | timedelta | None, name: str | None = None) -> Any:
+        """Return the payload of an event. Continue the task when it comes."""
+        check_name(event, "event")
+        name = name or event
+        seconds = MAX_DELAY if timeout is None else duration("timeout", timeout)
+        record = self.begin(name, Kind.EVENT)
+        if record is not None and not record.is_finished:
+            record = self.end_wait(name, event, seconds)
+        if record is None:
+            self.suspend(name, Kind.EVENT, seconds, event)
+        if record.failure is not None:
+            raise EventTimeout(f"The event {event!r} has not come within {seconds:g} s.")
+        return record.result
+
+    def __contains__(self, name: str) -> bool:
+        self._asked.add(name)
+        return name in self.records
+
+    def __getitem__(self, name: str) -> Any:
+        self._asked.add(name)
+        return self._value(name, self.records[name])
+
+    # The rules
+
+    def begin(self, name: str, kind: Kind) -> Record | None:
+        """Note that the function has come to a step. Return its record, None if it has to be executed."""
+        check_name(name, "step")
+        if self._suspension is not None:
+            raise StepError(
+                f"The step {name!r} is called after {self._suspension.name!r} has suspended the task. An except or "
+                "finally of the function has caught BaseException. Catch Exception."
+            )
+        if self._running is not None:
+            raise StepError(
+                f"The step {name!r} is called while the step {self._running!r} runs. Steps are neither nested nor "
+                "concurrent: call it after that one, or enqueue a task for each part."
+            )
+        if name in self._met:
+            raise StepError(f"The step {name!r} is called twice in one run. Give each its own name: f'{name} {{key}}'.")
+        self._met.add(name)
+        record = self.records.get(name)
+        if record is None:
+            if len(self.records) >= MOST_STEPS:
+                raise StepError(f"The step {name!r} would be number {MOST_STEPS + 1:,} of its task.")
+            self.check(name)
+        elif record.kind != kind.value or record.number < self._last:
+            self._refuse_change(f"{name!r} was recorded as {record.kind} number {record.number}")
+        else:
+            self._last = record.number
+        return record
+
+    def finish(self) -> None:
+        """Check that the function may end now. Raises ``StepError`` and ``StepsChanged``."""
+        if self._suspension is not None:
+            raise StepError(
+                f"The function has returned after {self._suspension.name!r} has suspended the task. An except or "
+                "finally of it has caught BaseException. Catch Exception."
+            )
+        if missed := [name for name in self.records if name not in self._met | self._asked]:
+            self._refuse_change(f"{', '.join(map(repr, missed))} was recorded and not called")
+
+    def _refuse_change(self, why: str) -> NoReturn:
+        raise StepsChanged(
+            f"The function has changed since this task began: {why}. Recorded: {list(self.records)}; called in this "
+            f"run: {[name for name in self.records if name in self._met]} and new names. Write `if 'name' in "
+            "context.steps` for what tasks of the old code have recorded."
+        )
+
+    def suspend(self, name: str, kind: Kind, seconds: float, event: str | None = None) -> NoReturn:
+        """Leave the function."""
+        number = self.records[name].number if name in self.records else self.next_number
+        self._suspension = Suspension(name, kind, number, seconds, event)
+        raise self._suspension
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next new record."""
+        return max((each.number for each in self.records.values()), default=0) + 1
+
+    @contextmanager
+    def _executing(self, name: str) -> Iterator[None]:
+        self._running = name
+        try:
+            yield
+        finally:
+            self._running = None
+
+    def _value(self, name: str, record: Record) -> Any:
+        if record.failure is not None:
+            raise StepFailed(name, **record.failure)
+        return record.result
+
+    # What a worker does in another way
+
+    def start(self, check_stop: Callable[[], None]) -> None:
+        """Note that the function is called now. ``check_stop`` raises if it must end."""
+
+    def check(self, name: str) -> None:
+        """Raise if a new step cannot be executed here."""
+
+    def failure_of(self, error: Exception) -> dict[str, str]:
+        """Return what to record of a step that has raised, if its attempts are spent. Otherwise raise."""
+        raise error
+
+    def record(self, name: str, value: Any, failure: dict[str, str] | None) -> Record:
+        """Record how a step has ended. Return the record, whose result is read back from its JSON."""
+        record = Record(self.next_number, Kind.STEP.value, from_json(result_text(name, value)), failure)
+        self.records[name] = record
+        return record
+
+    async def arecord(self, name: str, value: Any, failure: dict[str, str] | None) -> Record:
+        """Do the same, in a coroutine."""
+        return self.record(name, value, failure)
+
+    def atomic_step(self, name: str, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        """Run a part of the function once, in a transaction with its record."""
+        return self.step(name, function, *args, **kwargs)
+
+    def seconds_until(self, moment: datetime) -> float:
+        """Return the seconds until a date. Without a worker, no time passes."""
+        return 0.0
+
+    def end_wait(self, name: str, event: str, seconds: float) -> Record | None:
+        """End the wait for an event if it has come, or if its time is over. Return None if it continues."""
+        raise NotImplementedError
+
+
+class PlainSteps(Steps):
+    """The steps of a call without a worker: each is executed, nothing is recorded, and nothing waits."""
+
+    def suspend(self, name: str, kind: Kind, seconds: float, event: str | None = None) -> Any:
+        """Continue at once after a sleep. An event never comes."""
+        if kind is Kind.EVENT:
+            raise StepError(f"{name!r} waits for an event, which needs a worker. In a test: emit() and run_tasks().")
+
+
+class NoSteps(Steps):
+    """The steps of a function that cannot have any."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__()
+        self._why = why
+
+    def begin(self, name: str, kind: Kind) -> Record | None:
+        """Refuse it."""
+        raise StepError(f"The step {name!r} is not possible: {self._why}")
+
+
+def check_name(name: Any, what: str) -> None:
+    """Raise ``StepError`` for a name that a row cannot hold."""
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or "\0" in name:
+        raise StepError(f"The name of the {what} is {name!r}; give a text of 1 to {LONGEST_NAME} characters.")
+
+
+def result_text(name: str, value: Any) -> str:
+    """Return the result of a step as JSON. Raises ``TaskResultError``."""
+    return to_json(value, what=f"The result of the step {name!r}", most=LARGEST_RESULT, kind=TaskResultError)
+
+
+def idempotency_key(task_id: int, enqueued_at: str, name: str) -> str:
+    """Return a key that is the same in each attempt. Ids may come again after a failover, so the date is part of it."""
+    return hashlib.sha256(f"{task_id} {enqueued_at} {name}".encode()).hexdigest()[:32]

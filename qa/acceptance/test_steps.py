@@ -1,0 +1,69 @@
+"""Tasks with steps, whose processes are killed and frozen at any moment."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+
+from django_pglock import emit
+from django_pglock.models import Step, Task
+from qa.processes import children_of
+from tests.sample import step_tasks
+from tests.sample.models import Effect
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.django_db(transaction=True)]
+
+JOURNEYS, PARTS, FAULTS = 20, 10, 12
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_each_atomic_step_happens_once_and_only_the_last_other_one_may_repeat(worker_process, eventually, fault):
+    """The faults come at random moments, also between the effect of a step and its record."""
+    process = worker_process("--threads", "4", "--processes", "2")
+    results = [step_tasks.journey.enqueue(number) for number in range(JOURNEYS)]
+    faults = 0
+    while faults < FAULTS and Task.objects.exclude(status="SUCCESSFUL").exists():
+        time.sleep(random.uniform(0.1, 0.5))
+        with suppress(ProcessLookupError, IndexError):
+            [starter] = children_of(process.process.pid)
+            os.kill(random.choice(children_of(starter)), fault)
+            faults += 1
+    for number in range(JOURNEYS):
+        emit(f"go on:{number}")
+    eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists(), why="a task is left behind")
+    atomic, plain = (
+        Counter(Effect.objects.filter(name=name).values_list("number", flat=True)) for name in ("atomic", "plain")
+    )
+    wanted = {number * PARTS + part for number in range(JOURNEYS) for part in range(PARTS)}
+    assert set(atomic) | set(plain) == wanted
+    assert set(atomic.values()) == {1}
+    # A fault interrupts at most the attempts of all threads of one process.
+    assert sum(plain.values()) - len(plain) <= 4 * faults
+    assert Step.objects.filter(kind="STEP").count() == JOURNEYS * PARTS
+    for each in results:
+        each.refresh()
+        assert each.return_value == list(range(PARTS)), "the results are in order"
+
+
+def test_a_deploy_repeats_no_step_and_spends_no_attempt(worker_process, eventually):
+    """A process that has to end gives its tasks back before their next steps, long before the end of its grace."""
+    results = [step_tasks.journey.enqueue(number) for number in range(JOURNEYS)]
+    for number in range(JOURNEYS):
+        emit(f"go on:{number}")
+    for _ in range(3):
+        before = Step.objects.count()
+        process = worker_process("--threads", "4")
+        eventually(lambda seen=before: Step.objects.count() > seen + 8, why="no step is recorded")
+        process.send(signal.SIGTERM)
+        process.wait()
+        assert not Task.objects.filter(status="RUNNING").exists()
+    worker_process("--threads", "4")
+    eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists(), why="a task is left behind")
+    assert Effect.objects.count() == Effect.objects.values("name", "number").distinct().count() == JOURNEYS * PARTS
+    assert {Task.objects.get(pk=each.id).attempts_made for each in results} == {1}

@@ -1,0 +1,301 @@
+"""Tasks that continue where they were: steps, sleeps and events."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from django.db import transaction
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from django_pglock import emit
+from django_pglock.errors import ClaimLost
+from django_pglock.models import Event, Step, Task
+from django_pglock.store.steps import RecordedSteps, missed_events, prune_events, read_records, wake_waiting
+from django_pglock.store.why_it_waits import why_it_waits
+from django_pglock.tasks import registry
+from django_pglock.tasks.steps import StepEnded
+from django_pglock.testing import run_tasks
+from tests.sample import step_tasks as sample
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    sample.CALLS.clear()
+    sample.FAILING.clear()
+    sample.CODE.clear()
+
+
+def outcomes(**options):
+    return [each.outcome for each in run_tasks(**options)]
+
+
+def refreshed(result):
+    result.refresh()
+    return result
+
+
+# A task from its beginning to its end
+
+
+@pytest.mark.parametrize("when", ["before the wait", "while it waits"])
+def test_a_task_continues_behind_its_last_step(when):
+    result = sample.order.enqueue(7)
+    if when == "before the wait":
+        emit("packed:7", {"by": "Eve"})
+    assert outcomes(until="due") == ["snoozed"], "it sleeps"
+    assert Task.objects.get().status == "SCHEDULED"
+    Task.objects.all().run_now()
+    if when == "while it waits":
+        assert outcomes(until="due") == ["snoozed"]
+        assert emit("packed:7", {"by": "Eve"})
+        assert outcomes(until="due") == ["succeeded"]
+    else:
+        # It finds the event when it has begun to wait.
+        assert outcomes(until="due") == ["snoozed", "succeeded"]
+    assert refreshed(result).return_value == [{"name": "charge"}, {"by": "Eve"}]
+    assert sample.CALLS == ["charge", "book", "mail"]
+    assert Effect.objects.count() == 1
+    assert Task.objects.get().attempts_made == 1, "a pause is no attempt"
+
+
+def test_a_coroutine_continues_behind_its_last_step():
+    result = sample.aorder.enqueue(7)
+    assert outcomes(until="due") == ["snoozed"]
+    emit("packed:7")
+    assert outcomes(until="due") == ["succeeded"]
+    assert refreshed(result).return_value == [{"name": "charge"}, None], "None is no timeout"
+    assert sample.CALLS == ["charge"]
+
+
+def test_a_step_that_raises_is_tried_again_and_those_before_it_are_not():
+    sample.FAILING["mail"] = 2
+    sample.order.enqueue(7)
+    emit("packed:7")
+    assert outcomes() == ["snoozed", "snoozed", "retried", "retried", "succeeded"]
+    assert sample.CALLS == ["charge", "book", "mail", "mail", "mail"]
+
+
+def test_attempts_are_counted_since_the_last_record():
+    sample.FAILING.update(charge=2, book=2)
+    sample.order.enqueue(7)
+    assert outcomes(until="due") == ["retried", "retried", "retried", "retried", "snoozed"]
+    assert Effect.objects.count() == 1, "the transactions of the failed ones are rolled back"
+
+
+def test_a_step_whose_attempts_are_spent_raises_in_each_run_the_same():
+    """So a function that undoes its earlier steps takes the same way in each run."""
+    sample.FAILING.update({"hotel": 2, "undo flight": 1})
+    result = sample.trip.enqueue()
+    assert outcomes() == ["retried", "retried", "succeeded"]
+    assert sample.CALLS == ["flight", "hotel", "hotel", "undo flight", "undo flight"]
+    [step, path, message] = refreshed(result).return_value
+    assert (step, path, message) == ("hotel", "builtins.ConnectionError", "ConnectionError: hotel fails")
+
+
+def test_a_retry_by_a_person_continues_at_the_failed_step():
+    sample.FAILING["charge"] = 3
+    result = sample.order.enqueue(7)
+    assert outcomes(until="due") == ["retried", "retried", "failed"]
+    [error] = refreshed(result).errors[-1:]
+    assert error.exception_class_path == "django_pglock.errors.StepFailed"
+    assert Task.objects.all().retry() == 1
+    assert not Step.objects.exists()
+    assert outcomes(until="due") == ["snoozed"]
+
+
+# Events
+
+
+def test_the_first_event_counts_and_a_rollback_writes_none():
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        assert emit("packed:7", 1)
+        raise ZeroDivisionError
+    assert emit("packed:7", 2)
+    assert not emit("packed:7", 3)
+    assert Event.objects.get().payload == 2
+
+
+def test_all_tasks_that_wait_for_an_event_continue_and_no_other():
+    first, second = sample.approval.enqueue(None), sample.approval.enqueue(3600)
+    other = sample.order.enqueue(8)
+    assert outcomes(until="due") == ["snoozed"] * 3
+    with transaction.atomic():
+        emit("approved", "by Eve")
+        assert not Task.objects.filter(status="READY").exists()
+    assert outcomes(until="due") == ["succeeded"] * 2
+    assert [refreshed(each).return_value for each in (first, second)] == ["by Eve"] * 2
+    assert Task.objects.get(pk=other.id).status == "SCHEDULED"
+
+
+def test_an_event_that_does_not_come_in_time_raises():
+    result = sample.approval.enqueue(3600)
+    assert outcomes(until="due") == ["snoozed"]
+    Step.objects.update(started_at=timezone.now() - timedelta(hours=2))
+    Task.objects.update(run_after=Now())
+    assert outcomes(until="due") == ["succeeded"]
+    assert refreshed(result).return_value == "The event 'approved' has not come within 3600 s."
+    emit("approved", 1)
+    assert read_records("default", int(result.id))["approved"].result is None, "the timeout stays"
+
+
+def test_run_now_does_not_end_a_wait():
+    sample.approval.enqueue(3600)
+    assert outcomes(until="due") == ["snoozed"]
+    Task.objects.all().run_now()
+    assert outcomes(until="due") == ["snoozed"]
+    emit("approved")
+    assert outcomes(until="due") == ["succeeded"]
+
+
+def test_an_event_and_the_timeout_at_once_leave_one_of_them(in_threads):
+    results = [sample.approval.enqueue(3600) for _ in range(8)]
+    run_tasks(until="due")
+    Step.objects.update(started_at=timezone.now() - timedelta(hours=2))
+    in_threads(lambda number: emit("approved", 1) if number == 0 else Task.objects.all().run_now(), 2)
+    run_tasks(until="due")
+    said = {refreshed(each).return_value for each in results}
+    assert said <= {1, "The event 'approved' has not come within 3600 s."}
+    for each in results:
+        record = read_records("default", int(each.id))["approved"]
+        assert (record.result == 1) is (each.return_value == 1)
+
+
+def test_the_upkeep_finds_an_event_whose_emitter_died_after_its_commit(monkeypatch):
+    sample.approval.enqueue(3600)
+    run_tasks(until="due")
+    emit("other")
+    with monkeypatch.context() as dying:
+        dying.setattr("django_pglock.store.steps.after_commit", lambda *values: None)
+        emit("approved")
+    assert outcomes(until="due") == []
+    [(event, is_there)] = missed_events("default", "")
+    assert (event, is_there) == ("approved", True)
+    assert wake_waiting("default", [event]) == 1
+    assert outcomes(until="due") == ["succeeded"]
+
+
+def test_events_are_deleted_when_their_time_is_over():
+    emit("old")
+    emit("new")
+    Event.objects.filter(name="old").update(expires_at=Now())
+    prune_events("default")
+    assert Event.objects.get().name == "new"
+
+
+def test_steps_are_deleted_with_their_task():
+    sample.order.enqueue(7)
+    run_tasks(until="due")
+    assert Step.objects.count() == 3
+    Task.objects.all().cancel()
+    assert Task.objects.prune(older_than=0) == 1
+    assert not Step.objects.exists()
+
+
+# The claim
+
+
+def steps_of(claim):
+    return RecordedSteps("default", claim, registry.find(claim.task_path))
+
+
+def test_a_worker_that_has_lost_its_claim_records_nothing(claim):
+    sample.order.enqueue(7)
+    [lost] = claim()
+    Task.objects.update(attempts=2)
+    with pytest.raises(StepEnded) as ended:
+        steps_of(lost).step("charge", sample.part, "charge")
+    assert isinstance(ended.value.error, ClaimLost)
+    with pytest.raises(StepEnded):
+        steps_of(lost).atomic_step("book", sample.effect, "book")
+    assert not Step.objects.exists()
+    assert not Effect.objects.exists()
+
+
+@pytest.mark.parametrize("kind", ["step", "atomic_step"])
+def test_the_next_attempt_takes_what_a_frozen_worker_has_recorded(claim, kind):
+    """It had read the records before the frozen worker wrote its last one. Its own transaction is rolled back."""
+    sample.order.enqueue(7)
+    [frozen] = claim()
+    Task.objects.update(attempts=2)
+    late = steps_of(replace(frozen, attempt=2))
+    Task.objects.update(attempts=1)
+    steps_of(frozen).step("book", lambda: "of the frozen one")
+    Task.objects.update(attempts=2)
+    assert getattr(late, kind)("book", sample.effect, "book") == "of the frozen one"
+    assert Effect.objects.count() == (0 if kind == "atomic_step" else 1)
+
+
+def test_a_first_claim_reads_no_records(claim, django_assert_num_queries):
+    sample.order.enqueue(7)
+    [first] = claim()
+    with django_assert_num_queries(1):
+        steps_of(first).step("charge", sample.part, "charge")
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("nested", "The step 'inner' is called while the step 'outer' runs"),
+        ("twice", "The step 'same' is called twice"),
+        ("no text", "The name of the step is 7; give a text"),
+        ("no JSON", "The result of the step 'object' cannot be stored as JSON"),
+        ("in a transaction", "The step 'inside' is called inside of atomic()"),
+        ("swallows", "The function has returned after 'nap' has suspended the task"),
+        ("goes on", "The step 'after' is called after 'nap' has suspended the task"),
+    ],
+)
+def test_a_wrong_use_fails_the_task_without_a_retry(how, why):
+    result = sample.wrong.enqueue(how)
+    assert outcomes() == ["failed"]
+    assert why in refreshed(result).errors[0].traceback
+    assert not Step.objects.filter(name__in=("inner", "after", "inside", "object")).exists()
+
+
+def test_an_atomic_function_has_no_steps():
+    result = sample.atomic.enqueue()
+    assert outcomes() == ["failed"]
+    assert "step_tasks.atomic is atomic, and so is one step itself" in refreshed(result).errors[0].traceback
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("a b fail", "a x b", None),
+        ("a b fail", "a ?b", None),
+        ("a b fail", "a", "'b' was recorded and not called"),
+        ("a b fail", "b a", "'a' was recorded as STEP number 1"),
+    ],
+    ids=["a new step runs", "a step that is asked for may go", "a step is missing", "the order is another one"],
+)
+def test_a_function_that_has_changed_is_noticed(before, after, said):
+    result = sample.changing.enqueue()
+    sample.CODE[:], sample.NEXT[:] = before.split(), after.split()
+    assert outcomes() == ["retried", "succeeded" if said is None else "failed"]
+    if said is not None:
+        assert re.search(said, refreshed(result).errors[-1].traceback)
+
+
+# What people see
+
+
+def test_a_task_says_for_what_it_waits_in_its_step():
+    result = sample.order.enqueue(7)
+    run_tasks(until="due")
+    task = Task.objects.get(pk=result.id)
+    assert why_it_waits(task, "default") == "This task sleeps."
+    Task.objects.all().run_now()
+    run_tasks(until="due")
+    task.refresh_from_db()
+    assert why_it_waits(task, "default") == "This task waits for the event packed:7."
+    Step.objects.filter(kind="EVENT").delete()
+    assert why_it_waits(task, "default") == "", "it waits for its retry: the sleep is over"

@@ -1,0 +1,149 @@
+"""Functions with steps. ``CALLS`` says which of their parts were called in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from datetime import timedelta
+
+from django_pglock import task
+from django_pglock.errors import EventTimeout, StepFailed
+from tests.sample.models import Effect
+
+CALLS: list[str] = []
+#: The parts that raise, and how often.
+FAILING: dict[str, int] = {}
+
+
+def part(name):
+    CALLS.append(name)
+    if FAILING.get(name, 0) > 0:
+        FAILING[name] -= 1
+        raise ConnectionError(f"{name} fails")
+    return {"name": name}
+
+
+async def apart(name):
+    return part(name)
+
+
+def effect(name):
+    Effect.objects.create(name=name)
+    return part(name)
+
+
+@task(takes_context=True, max_attempts=3, backoff=0)
+def order(context, number):
+    charge = context.step("charge", part, "charge")
+    context.atomic_step("book", effect, "book")
+    context.sleep("night", timedelta(hours=8))
+    packed = context.wait_for(f"packed:{number}", timeout=timedelta(days=7))
+    context.step("mail", part, "mail")
+    return [charge, packed]
+
+
+@task(takes_context=True, max_attempts=3, backoff=0)
+async def aorder(context, number):
+    charge = await context.astep("charge", apart, "charge")
+    packed = context.wait_for(f"packed:{number}", timeout=timedelta(days=7))
+    return [charge, packed]
+
+
+@task(takes_context=True, max_attempts=2, backoff=0)
+def trip(context):
+    undo = []
+    try:
+        for name in ("flight", "hotel"):
+            context.step(name, part, name)
+            undo.append(name)
+    except StepFailed as error:
+        for name in reversed(undo):
+            context.step(f"undo {name}", part, f"undo {name}")
+        return [error.step, error.path, error.message]
+    return "booked"
+
+
+@task(takes_context=True)
+def approval(context, seconds):
+    try:
+        return context.wait_for("approved", timeout=seconds)
+    except EventTimeout as error:
+        return str(error)
+
+
+@task(takes_context=True, max_attempts=2, backoff=0)
+def wrong(context, how):
+    """Use steps in a way that is refused."""
+    USES[how](context)
+
+
+def swallows(context):
+    with contextlib.suppress(BaseException):
+        context.sleep("nap", 60)
+
+
+def goes_on(context):
+    try:
+        context.sleep("nap", 60)
+    finally:
+        context.step("after", part, "after")
+
+
+def in_a_transaction(context):
+    from django.db import transaction
+
+    with transaction.atomic():
+        context.step("inside", part, "inside")
+
+
+USES = {
+    "nested": lambda context: context.step("outer", lambda: context.step("inner", part, "inner")),
+    "twice": lambda context: [context.step("same", part, "same") for _ in range(2)],
+    "no text": lambda context: context.step(7, part, "seven"),
+    "no JSON": lambda context: context.step("object", object),
+    "in a transaction": in_a_transaction,
+    "swallows": swallows,
+    "goes on": goes_on,
+}
+
+
+@task(takes_context=True, atomic=True)
+def atomic(context):
+    context.step("inside", part, "inside")
+
+
+#: The names of the steps that ``changing`` has today, and those that it has after a failure.
+CODE: list[str] = []
+NEXT: list[str] = []
+
+
+@task(takes_context=True, max_attempts=9, backoff=0)
+def changing(context):
+    for name in list(CODE):
+        if name == "fail":
+            CODE[:] = NEXT
+            raise ConnectionError("again")
+        if name.startswith("?"):
+            assert name[1:] in context.steps
+        else:
+            context.step(name, part, name)
+
+
+def count(name, number):
+    Effect.objects.create(name=name, number=number)
+    time.sleep(0.02)
+    return number % 10
+
+
+@task(takes_context=True)
+def journey(context, number):
+    """Ten parts, every other one atomic, with a sleep and an event between them."""
+    found = []
+    for part_ in range(10):
+        if part_ == 4:
+            context.sleep("rest", 0.2)
+        if part_ == 7:
+            context.wait_for(f"go on:{number}", timeout=None)
+        name, step = ("atomic", context.atomic_step) if part_ % 2 else ("plain", context.step)
+        found.append(step(f"part {part_}", count, name, number * 10 + part_))
+    return found
