@@ -13,6 +13,7 @@ upkeep looks for both.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
 from time import monotonic
@@ -36,6 +37,7 @@ from django_pglock.tasks.retry import FlowWord
 from django_pglock.tasks.states import TaskStatus
 from django_pglock.tasks.steps import (
     LARGEST_RESULT,
+    Chunk,
     Kind,
     Record,
     StepEnded,
@@ -66,6 +68,17 @@ FROM {task} AS task WHERE task.id = %s AND task.attempts = %s AND task.status = 
 ON CONFLICT DO NOTHING
 RETURNING date_part('epoch', started_at)
 """
+# How far a loop over rows has come. An attempt that was taken for dead does not put the position back.
+NOTE_POSITION = """
+INSERT INTO {step} AS step (task_id, name, number, kind, result, attempt, started_at, finished_at)
+SELECT task.id, %s, %s, 'CHUNKS', %s::jsonb, task.attempts, clock_timestamp(), CASE WHEN %s THEN clock_timestamp() END
+FROM {task} AS task WHERE task.id = %s AND task.attempts = %s AND task.status = 'RUNNING'
+ON CONFLICT (task_id, name) DO UPDATE
+SET result = EXCLUDED.result, finished_at = EXCLUDED.finished_at, attempt = EXCLUDED.attempt
+WHERE step.attempt <= EXCLUDED.attempt
+RETURNING 1
+"""
+
 # Attempts are counted since the last record, and so are deaths of workers. Sent before it, if some were counted.
 COUNT_ANEW = """
 UPDATE {task} SET retries = 0, rescues = 0 WHERE id = %s AND attempts = %s AND status = 'RUNNING'
@@ -229,6 +242,32 @@ class RecordedSteps(Steps):
             raise ClaimLost(f"{claim} is no longer claimed by this attempt, so its step {name!r} is not recorded.")
         self.records = there
         return there[name], False
+
+    def note_position(self, chunk: Chunk) -> None:
+        """Write how far the loop is. If that is not possible, the attempt ends."""
+        position = None if chunk.position is None else to_json(chunk.position)
+        fence = (self.claim.id, self.claim.attempt)
+        anew = [(COUNT_ANEW, fence)] if self.claim.retries or self.claim.rescues else []
+        values = (chunk.name, chunk.record.number, position, chunk.is_last)
+        try:
+            is_written = run(self.using, NOTE_POSITION, *values, *fence, first=anew)
+        except Exception as error:  # noqa: BLE001 - the function must not catch it
+            raise StepEnded(error) from None
+        if not is_written:
+            text = f"{self.claim} is no longer claimed by this attempt, so the position of {chunk.name!r} is not noted."
+            raise StepEnded(ClaimLost(text))
+        self.claim.retries = self.claim.rescues = 0
+        super().note_position(chunk)
+
+    def transaction_of(self, chunk: Chunk) -> AbstractContextManager[Any]:
+        """Return the transaction of some rows. Raises ``StepError`` if their position cannot be a part of it."""
+        if chunk.using != self.using:
+            raise StepError(
+                f"The rows of {chunk.name!r} are in the database {chunk.using!r}, and the tasks in {self.using!r}. So "
+                "`with rows:` cannot write both in one transaction. Write the rows without it, so that they may be "
+                "written twice."
+            )
+        return super().transaction_of(chunk)
 
     def seconds_until(self, moment: datetime) -> float:
         """Return the seconds until a date, by the clock of the server at the claim."""

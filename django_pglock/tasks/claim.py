@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -19,7 +19,7 @@ from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.call_keys import misfit
 from django_pglock.tasks.options import OWN_META
 from django_pglock.tasks.results import make_result
-from django_pglock.tasks.steps import PlainSteps, Steps, idempotency_key
+from django_pglock.tasks.steps import Chunk, PlainSteps, Steps, idempotency_key
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
@@ -176,6 +176,15 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
     def atomic_step(self, name: str, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         """Do the same as ``step()`` in a transaction with the record: what the function writes is written once."""
         return self._steps.atomic_step(name, function, *args, **kwargs)
+
+    def chunks(self, name: str, rows: Any, size: int = 1000) -> Iterator[Chunk]:
+        """Yield the rows of a queryset in lists of up to ``size``, in the order of the primary key.
+
+        The position is recorded after each list, so that the task continues behind it. If a worker dies in between, one
+        list comes again. As a context, ``with rows:``, a list is a transaction in which its position is written as
+        well, so that what the block writes is written once.
+        """
+        return self._steps.chunks(name, rows, size)
 
     def sleep(self, name: str, until: float | timedelta | datetime) -> None:
         """Continue the task later: after seconds or a timedelta, or at a date, by the clock of the server.

@@ -12,15 +12,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any, NoReturn, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from django.db import transaction
 
 from django_pglock.errors import EventTimeout, StepError, StepFailed, StepsChanged, TaskResultError
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.retry import MAX_DELAY, duration
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 R = TypeVar("R")
 
@@ -34,6 +40,7 @@ class Kind(str, Enum):
     STEP = "STEP"
     SLEEP = "SLEEP"
     EVENT = "EVENT"
+    CHUNKS = "CHUNKS"
 
 
 @dataclass(slots=True)
@@ -48,6 +55,39 @@ class Record:
     started_at: float = 0.0
     #: False: the task waits for an event, or waited when it was claimed.
     is_finished: bool = True
+
+
+class Chunk(list[Any]):
+    """Some rows of ``context.chunks()``. As a context it is a transaction, in which the position is noted as well."""
+
+    #: The alias of the rows' database, whether these are the last rows, and the text of the last primary key.
+    using = ""
+    is_last = False
+    position: str | None = None
+    #: Whether the position behind these rows is noted.
+    is_noted = False
+
+    def __init__(self, rows: Any, steps: Steps, name: str, record: Record) -> None:
+        super().__init__(rows)
+        self.steps = steps
+        self.name = name
+        self.record = record
+
+    def __enter__(self) -> Self:
+        self._transaction = self.steps.transaction_of(self)
+        self._transaction.__enter__()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self._transaction.__exit__(kind, error, trace)
+            return
+        try:
+            self.steps.note_position(self)
+        except BaseException as refused:
+            self._transaction.__exit__(type(refused), refused, refused.__traceback__)
+            raise
+        self._transaction.__exit__(None, None, None)
 
 
 class StepEnded(BaseException):
@@ -138,6 +178,26 @@ class Steps:
         if record.failure is not None:
             raise EventTimeout(f"The event {event!r} has not come within {seconds:g} s.")
         return record.result
+
+    def chunks(self, name: str, rows: Any, size: int) -> Iterator[Chunk]:
+        """Yield the rows of a queryset in parts, by primary key, and note after each how far the loop is."""
+        record = self.begin(name, Kind.CHUNKS)
+        if record is None:
+            record = self.records[name] = Record(self.next_number, Kind.CHUNKS.value, is_finished=False)
+        key = rows.model._meta.pk
+        rows = rows.order_by("pk")
+        while not record.is_finished:
+            later = rows if record.result is None else rows.filter(pk__gt=key.to_python(record.result))
+            chunk = Chunk(later[:size], self, name, record)
+            chunk.using = rows.db
+            chunk.is_last = len(chunk) < size
+            if chunk:
+                chunk.position = key.value_to_string(chunk[-1])
+                yield chunk
+            if not chunk.is_noted:
+                self.note_position(chunk)
+            if not record.is_finished:
+                self.check(name)
 
     def __contains__(self, name: str) -> bool:
         self._asked.add(name)
@@ -242,6 +302,16 @@ class Steps:
     def atomic_step(self, name: str, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         """Run a part of the function once, in a transaction with its record."""
         return self.step(name, function, *args, **kwargs)
+
+    def note_position(self, chunk: Chunk) -> None:
+        """Note that the loop has done with these rows."""
+        chunk.is_noted = True
+        chunk.record.is_finished = chunk.is_last
+        chunk.record.result = chunk.position or chunk.record.result
+
+    def transaction_of(self, chunk: Chunk) -> AbstractContextManager[Any]:
+        """Return the transaction of some rows."""
+        return transaction.atomic(using=chunk.using, durable=True)
 
     def seconds_until(self, moment: datetime) -> float:
         """Return the seconds until a date. Without a worker, no time passes."""

@@ -129,6 +129,30 @@ def changing(context):
             context.step(name, part, name)
 
 
+#: How many lists ``copy_rows`` may see before it fails.
+LEFT = [99]
+
+
+@task(takes_context=True, max_attempts=2, backoff=0)
+def copy_rows(context, how):
+    for rows in context.chunks("rows", Effect.objects.filter(name="from"), size=3):
+        LEFT[0] -= 1
+        if how == "in a transaction":
+            with rows:
+                copy(rows)
+        else:
+            copy(rows)
+    return context.step("sum", Effect.objects.filter(name="to").count)
+
+
+def copy(rows):
+    for row in rows:
+        Effect.objects.create(name="to", number=row.number)
+        if LEFT[0] == 0:
+            LEFT[0] = 99
+            raise ConnectionError("in the middle of a list")
+
+
 def count(name, number):
     Effect.objects.create(name=name, number=number)
     time.sleep(0.02)

@@ -198,6 +198,44 @@ def test_steps_are_deleted_with_their_task():
     assert not Step.objects.exists()
 
 
+# Rows in parts
+
+
+def numbers(name):
+    return sorted(Effect.objects.filter(name=name).values_list("number", flat=True))
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 10])
+@pytest.mark.parametrize("how", ["in a transaction", "plainly"])
+def test_a_loop_sees_each_row_once(how, count):
+    Effect.objects.bulk_create(Effect(name="from", number=number) for number in range(count))
+    result = sample.copy_rows.enqueue(how)
+    assert outcomes() == ["succeeded"]
+    assert numbers("to") == list(range(count))
+    assert refreshed(result).return_value == count
+
+
+@pytest.mark.parametrize(("how", "repeated"), [("in a transaction", []), ("plainly", [6])])
+def test_a_loop_continues_behind_its_last_list(monkeypatch, how, repeated):
+    Effect.objects.bulk_create(Effect(name="from", number=number) for number in range(10))
+    sample.copy_rows.enqueue(how)
+    monkeypatch.setattr(sample, "LEFT", [3])
+    assert outcomes() == ["retried", "succeeded"]
+    assert numbers("to") == sorted([*range(10), *repeated])
+
+
+def test_a_worker_that_has_lost_its_claim_notes_no_position(claim):
+    Effect.objects.bulk_create(Effect(name="from", number=number) for number in range(4))
+    sample.copy_rows.enqueue("plainly")
+    [lost] = claim()
+    loop = steps_of(lost).chunks("rows", Effect.objects.all(), 2)
+    next(loop)
+    Task.objects.update(attempts=2)
+    with pytest.raises(StepEnded):
+        next(loop)
+    assert not Step.objects.exists()
+
+
 # The claim
 
 

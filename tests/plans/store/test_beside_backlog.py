@@ -63,6 +63,7 @@ from django_pglock.store.steps import (
     END_WAIT,
     FORGET_FAILED,
     MISSED_EVENTS,
+    NOTE_POSITION,
     PRUNE_EVENTS,
     RECORD,
     RECORDS,
@@ -302,6 +303,7 @@ def steps(backlog):
     return {
         "RECORDS": Call(filled(RECORDS), (first,)),
         "RECORD": Call(filled(RECORD), ("new", 1, "1", None, 0.0, first, 1)),
+        "NOTE_POSITION": Call(filled(NOTE_POSITION), ("rows", 1, '"7"', False, first, 1)),
         "COUNT_ANEW": Call(filled(COUNT_ANEW), (first, 1)),
         "SUSPEND": Call(filled(SUSPEND), ([first], [1], ["rest"], [1], ["SLEEP"], [""])),
         "END_WAIT": Call(filled(END_WAIT), ("came 7", first, "wait", 0.0)),
