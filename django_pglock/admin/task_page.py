@@ -20,9 +20,9 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.pages import elapsed, record
 from django_pglock.error_reading import message_in, place_in
-from django_pglock.models import Attempt, Task, Waiter, Worker
+from django_pglock.models import Attempt, Step, Task, Waiter, Worker
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
-from django_pglock.tasks.redaction import shown
+from django_pglock.tasks.redaction import shown, shown_as
 from django_pglock.tasks.states import TaskStatus
 
 #: At most this number of characters of a value is shown.
@@ -31,6 +31,8 @@ MOST_SHOWN = 10_000
 MOST_READ, FEW_READ = 20_000, 2_000
 #: Tasks before and after this one that are shown, and attempts.
 FEW, SHOWN_ATTEMPTS = 10, 50
+#: Characters of the result of a step.
+LONGEST_RESULT = 200
 #: Seconds for which the page of a stack waits for the answer of the worker. Most answers take milliseconds.
 STACK_TIMEOUT = 2.0
 
@@ -194,6 +196,26 @@ def _has_value(task: Task, field: Any) -> bool:
 
 
 # Failed and lost attempts. A traceback has up to 60,000 characters, so only the page of one attempt loads it.
+
+
+def latest_steps(task: Task) -> list[dict[str, Any]]:
+    """Return the latest steps of a task, as rows of a table."""
+    if not task.attempts:
+        return []
+    last = list(Step.objects.filter(task=task.pk).order_by("-number")[:SHOWN_ATTEMPTS])
+    return [
+        {
+            "step": each,
+            "took": (each.finished_at - each.started_at).total_seconds() if each.finished_at else None,
+            "said": each.failure.get("message") if each.failure else _line(shown_as(task, each.name, each.result)),
+        }
+        for each in reversed(last)
+    ]
+
+
+def _line(value: Any) -> str:
+    text = "" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_RESULT else f"{text[:LONGEST_RESULT]}…"
 
 
 def latest_attempts(task: Task) -> list[Attempt]:

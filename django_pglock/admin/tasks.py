@@ -175,10 +175,13 @@ class TaskAdmin(ReadOnlyAdmin):
             "pglock_state": page.sentence(row),
             "pglock_failure": page.last_failure(row) if row.attempts or row.finished_at else None,
             "attempts": page.latest_attempts(row),
+            "pglock_steps": page.latest_steps(row),
             "pglock_before": before,
             "pglock_after": after,
             # A waiting task is not an error. But it is an error if no worker knows its function.
-            "pglock_note" if row.status == "BLOCKED" else "pglock_warning": why_it_waits(row, Task.objects.db),
+            "pglock_note" if row.status in ("BLOCKED", "SCHEDULED") else "pglock_warning": why_it_waits(
+                row, Task.objects.db
+            ),
         }
 
     # Verbs and pages below

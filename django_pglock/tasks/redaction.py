@@ -46,6 +46,11 @@ def shown(row: Any, field: str) -> Any:
     return _shown_value(field, value, row, _make_show(row, redact_hook()))
 
 
+def shown_as(row: Any, name: str, value: Any) -> Any:
+    """Return a value of a task that has a name of its own, such as the result of a step, as ``shown`` does."""
+    return _make_show(row, redact_hook())(name, value)
+
+
 def is_redacted(row: Any) -> bool:
     """Return whether a value of this row may have to be hidden, by ``redact=`` or by the setting ``REDACT``."""
     return _hidden_of(row) != frozenset() or redact_hook() is not None
