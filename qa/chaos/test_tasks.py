@@ -36,7 +36,7 @@ def test_functions_that_do_not_end_in_time(experiment, eventually):
         running.swallow.enqueue("write_by_cursor"),
         running.swallow_in_coroutine.enqueue(),
         running.keep_gil.using(timeout=0.3).enqueue(3),
-        running.overrun.enqueue(),
+        running.sleep_in_c.using(timeout=0.3).enqueue(600),
         running.overrun_in_coroutine.enqueue(),
         *[running.log_for.enqueue(0.6) for _ in range(5)],
     ]
