@@ -219,6 +219,11 @@ def hide_table():
     select(f"CREATE TEMPORARY TABLE {Task._meta.db_table} (LIKE {Task._meta.db_table} INCLUDING ALL)")
 
 
+@task
+def hide_table_for_the_next():
+    hide_table()
+
+
 def remove_row():
     select(f"DELETE FROM {Task._meta.db_table} WHERE status = 'RUNNING'")
 

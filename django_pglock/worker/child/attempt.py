@@ -569,8 +569,8 @@ HAS_LEFT_OPEN = (
     "transaction was rolled back. End both before the function returns."
 )
 HAS_HIDDEN = (
-    "This atomic task has hidden or removed its own row, as by a search_path or a temporary table, and so its "
-    "transaction was rolled back."
+    "This atomic task, or an earlier one in its session, has hidden or removed its row, as by a search_path or a "
+    "temporary table, and so its transaction was rolled back."
 )
 #: For claims that cannot begin. During an outage each thread tries again and again.
 cannot_begin = RateOfRecords(60.0)
@@ -708,11 +708,16 @@ def _refuse(fault: str | None) -> None:
 
 def _outcome_without_row(attempt: Attempt, connection: Any) -> Outcome | None:
     """Return the outcome of an atomic function whose transaction did not see its claim; None: the claim is lost."""
-    if not connection.in_atomic_block:
-        # The settings of the session may hide the row. In a ``TestCase`` its end would end the test.
-        end_session(connection)
+    fault = TransactionManagementError(HAS_HIDDEN)
+    if takes_success(attempt.using, attempt.claim):
+        return attempt.failure(fault)
+    if connection.in_atomic_block:
+        # In a ``TestCase`` the end of the session would end the test.
+        return None
+    # An earlier task of the session may have hidden the row.
+    end_session(connection)
     is_ours = takes_success(attempt.using, attempt.claim)
-    return attempt.failure(TransactionManagementError(HAS_HIDDEN)) if is_ours else None
+    return interrupted(attempt.claim, fault, is_suspect=True) if is_ours else None
 
 
 def _fault_in(connection: Any, session: Any, blocks: int) -> str | None:

@@ -96,8 +96,8 @@ def what_is_left():
         ("leave_block_open", "has left a block of atomic() open"),
         ("leave_copy_open", "its connection in use"),
         ("leave_copy_open_and_fail", "its connection in use"),
-        ("hide_table", "has hidden or removed its own row"),
-        ("remove_row", "has hidden or removed its own row"),
+        ("hide_table", "has hidden or removed its row"),
+        ("remove_row", "has hidden or removed its row"),
     ],
 )
 def test_an_atomic_task_that_has_left_its_transaction_uses_up_its_attempts(worker, finished, how, why):
@@ -127,6 +127,14 @@ def test_an_atomic_task_whose_session_the_server_ends_again_and_again_fails(work
     assert ({each.outcome for each in lost}, failed.outcome) == ({"LOST"}, "FAILED")
     assert "MAX_RESCUES" in failed.traceback
     assert not Effect.objects.exists()
+
+
+def test_a_table_that_an_earlier_task_has_hidden_is_not_the_next_ones_failure(worker, finished, monkeypatch):
+    monkeypatch.setattr(rescue, "FIRST_PAUSE", 0.02)
+    worker(threads=1)
+    assert finished(session_tasks.hide_table_for_the_next.enqueue()).status == TaskResultStatus.SUCCESSFUL
+    result = finished(session_tasks.write.enqueue())
+    assert (result.status, Effect.objects.count()) == (TaskResultStatus.SUCCESSFUL, 1)
 
 
 @pytest.mark.usefixtures("sessions")
