@@ -52,8 +52,8 @@ def test_the_page_of_a_task_shows_the_latest_attempts(client):
     page, queries = visit(client, url("task", "change", many.pk))
     assert numbers_in(plain) == [1]
     assert numbers_in(page) == list(range(300, 300 - task_page.SHOWN_ATTEMPTS, -1))
-    # The session, the user, permissions of the user and of groups; the task, its last failure, worker and attempts.
-    assert len(queries) == len(expected) == 8
+    # The session, the user, permissions of the user and of groups; the task, its last failure, worker, attempts, steps.
+    assert len(queries) == len(expected) == 9
     about_traces = [sql for sql in queries if '"traceback"' in sql]
     assert len(about_traces) == 1, "the end of the last one"
     assert "RIGHT(" in about_traces[0]
