@@ -273,8 +273,13 @@ if TYPE_CHECKING:
         @overload
         def __call__(self, function: Callable[Concatenate[TaskContext, P], R], /) -> TaskFunction[P, R]: ...
 
-    #: That of a function that gets a list of calls. The parameters of a call, and the result, have no types.
-    GroupDecorator = Callable[[Callable[..., Any]], TaskFunction[..., Any]]
+    class GroupDecorator(Protocol):
+        """The type of a function that gets a list of calls. The parameters of a call have no types."""
+
+        @overload
+        def __call__(self, function: Callable[..., Coroutine[Any, Any, R]], /) -> TaskFunction[..., R]: ...
+        @overload
+        def __call__(self, function: Callable[..., R], /) -> TaskFunction[..., R]: ...
 
 
 @overload
