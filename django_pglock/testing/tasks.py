@@ -40,12 +40,13 @@ from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import TaskResult, task_backends
 from django_pglock.tasks.retry import FlowWord
 from django_pglock.tasks.states import WAITING, TaskStatus
-from django_pglock.worker.child.attempt import Attempt, run_async
-from django_pglock.worker.child.attempt import run as run_attempt
+from django_pglock.worker.child.attempt import Attempt
 from django_pglock.worker.child.claimer import ALL, Claimer
 from django_pglock.worker.child.executor import execute
 from django_pglock.worker.child.in_flight import EndedClaim, InFlight
 from django_pglock.worker.child.logs import observers
+from django_pglock.worker.child.run import run as run_attempt
+from django_pglock.worker.child.run import run_async
 from django_pglock.worker.child.runners import Runner, TaskThread, Watchdog
 from django_pglock.worker.child.settler import Settler
 from django_pglock.worker.queues import Queues

@@ -117,7 +117,7 @@ def test_a_worker_does_not_import_or_run_the_task_path_of_a_row(worker, eventual
 
 def test_a_claim_on_a_path_that_is_no_task_fails_and_imports_nothing(nothing_runs):
     """This also holds if a worker gets such a claim by another way."""
-    from django_pglock.worker.child.attempt import prepare
+    from django_pglock.worker.child.run import prepare
 
     for path in NOT_TASKS:
         text = json.dumps([nothing_runs])

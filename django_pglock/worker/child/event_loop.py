@@ -24,8 +24,9 @@ from django.db import connections
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.stopping import current_attempt
 from django_pglock.store.outcome import GivenBack
-from django_pglock.worker.child.attempt import Attempt, end_by_error, run_async
+from django_pglock.worker.child.attempt import Attempt
 from django_pglock.worker.child.in_flight import EndedClaim, InFlight
+from django_pglock.worker.child.run import end_by_error, run_async
 from django_pglock.worker.child.runners import Runner, TaskThread, Watchdog, close, coroutine_text, stack_text
 from django_pglock.worker.child.task_connections import (
     CHECK_INTERVAL,

@@ -20,10 +20,11 @@ from django_pglock.store.outcome import Retried, Succeeded
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_backends, task_started
 from django_pglock.tasks.options import Group
-from django_pglock.worker.child.attempt import Attempt, end_by_error, prepare, run
+from django_pglock.worker.child.attempt import Attempt
 from django_pglock.worker.child.event_loop import EventLoop
 from django_pglock.worker.child.in_flight import EndedClaim, InFlight, Slot
 from django_pglock.worker.child.logs import send
+from django_pglock.worker.child.run import end_by_error, prepare, run
 from django_pglock.worker.child.runners import TaskThread, Watchdog, stacks, stop
 from django_pglock.worker.child.task_connections import (
     CHECK_INTERVAL,

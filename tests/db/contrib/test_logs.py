@@ -10,7 +10,7 @@ import pytest
 
 from django_pglock.contrib.logs import TaskFilter
 from django_pglock.tasks.claim import LOG_FIELDS
-from django_pglock.worker.child.attempt import prepare, run, run_async
+from django_pglock.worker.child.run import prepare, run, run_async
 from django_pglock.worker.child.runners import Runner, Watchdog
 from tests.sample import tasks
 

@@ -14,7 +14,7 @@ from django_pglock.store.outcome import Failed, Retried, Succeeded
 from django_pglock.tasks import instrumentation
 from django_pglock.tasks.instrumentation import UNOBSERVED, headers_of
 from django_pglock.tasks.redaction import REDACTED, shown
-from django_pglock.worker.child.attempt import prepare, run, run_async
+from django_pglock.worker.child.run import prepare, run, run_async
 from django_pglock.worker.child.runners import Runner, Watchdog
 from tests.sample import keyed_tasks, tasks
 

@@ -13,7 +13,7 @@ from django_pglock.models import Attempt, Task
 from django_pglock.store.outcome import Abandoned, Failed, Failure, GivenBack, Retried, Snoozed, Succeeded
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import give_back, settle
-from django_pglock.worker.child.attempt import prepare
+from django_pglock.worker.child.run import prepare
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -9,7 +9,7 @@ from django.db import OperationalError, connection, transaction
 
 from django_pglock.models import Task
 from django_pglock.tasks.compat import TaskResultStatus, task_started
-from django_pglock.worker.child import attempt
+from django_pglock.worker.child import attempt, run
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 from tests.sample.models import Effect
@@ -65,7 +65,7 @@ def test_a_thread_that_cannot_connect_does_not_claim_and_give_back_without_end(w
     result = task.enqueue("x")
     Task.objects.update(attempts=1)  # the failures of earlier attempts are read before the task begins
     with monkeypatch.context() as patch:
-        patch.setattr(attempt, "connection_for", refuse)
+        patch.setattr(run, "connection_for", refuse)
         patch.setattr(attempt, "_failures_before", refuse)
         worker(threads=1)
         eventually(lambda: Task.objects.get(pk=result.id).attempts > 1)

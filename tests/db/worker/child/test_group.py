@@ -15,8 +15,8 @@ from django_pglock.store.rescue import interrupted
 from django_pglock.tasks.compat import TaskResultStatus
 from django_pglock.worker.child import attempt as attempts
 from django_pglock.worker.child.attempt import Attempt as AttemptUnderTest
-from django_pglock.worker.child.attempt import run
 from django_pglock.worker.child.executor import include_others
+from django_pglock.worker.child.run import run
 from django_pglock.worker.child.runners import Runner, Watchdog
 from tests.db.worker.conftest import make_feeder
 from tests.sample import keyed_tasks as keyed

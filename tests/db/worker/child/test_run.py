@@ -15,7 +15,7 @@ from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task
 from django_pglock.store import rescue
 from django_pglock.tasks.compat import TaskResultStatus
-from django_pglock.worker.child import attempt
+from django_pglock.worker.child import run
 from django_pglock.worker.child.attempt import Attempt
 from tests.sample import running_tasks, session_tasks, tasks
 from tests.sample.models import Effect
@@ -167,8 +167,8 @@ def test_an_error_around_a_function_is_not_its_failure_unless_it_comes_again_and
 
 def test_a_thread_that_cannot_connect_logs_one_warning_and_the_task_runs_later(worker, finished, caplog, monkeypatch):
     """Before, each attempt was logged at DEBUG only, so users did not notice a worker that ran no task."""
-    monkeypatch.setattr(attempt, "cannot_begin", RateOfRecords(3600))
-    connect, attempts = attempt.connection_for, []
+    monkeypatch.setattr(run, "cannot_begin", RateOfRecords(3600))
+    connect, attempts = run.connection_for, []
 
     def refused(using):
         attempts.append(using)
@@ -176,7 +176,7 @@ def test_a_thread_that_cannot_connect_logs_one_warning_and_the_task_runs_later(w
             raise OperationalError('FATAL:  too many connections for role "app"\n')
         return connect(using)
 
-    monkeypatch.setattr(attempt, "connection_for", refused)
+    monkeypatch.setattr(run, "connection_for", refused)
     worker()
     assert finished(tasks.record_atomically.enqueue("once")).status == TaskResultStatus.SUCCESSFUL
     assert len(attempts) == 4
