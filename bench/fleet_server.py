@@ -37,7 +37,7 @@ PARTS: dict[str, str] = {
     "beat": 'INSERT INTO "django_pglock_worker" AS worker',
     "upkeep": "pg_try_advisory_xact_lock",
     "look": "WITH RECURSIVE found",
-    "claim": 'UPDATE "django_pglock_task" SET "status" = $',
+    "claim": "WITH claimed AS MATERIALIZED",
     "sleep": 'UPDATE "django_pglock_worker" SET "is_sleeping"',
 }
 

@@ -24,7 +24,7 @@ from django.db import transaction
 
 from django_pglock.conf import get_settings
 from django_pglock.error_reading import describe_exception, message_of
-from django_pglock.errors import ClaimLost, StepError
+from django_pglock.errors import ClaimLost, StepError, TaskResultError
 from django_pglock.postgres.connections import connection_for
 from django_pglock.store.admit import admit
 from django_pglock.store.statements import IN_INDEX_ORDER, array_of_texts, run
@@ -40,7 +40,6 @@ from django_pglock.tasks.steps import (
     Chunk,
     Kind,
     Record,
-    StepEnded,
     Steps,
     Suspension,
     check_name,
@@ -54,6 +53,8 @@ R = TypeVar("R")
 #: The number of open waits that the upkeep compares with the events in one round.
 WAITS_AT_ONCE = 5000
 DAY = 86_400
+#: Seconds of the shortest pause.
+LEAST_PAUSE = 0.01
 
 RECORDS = """
 SELECT name, number, kind, result, failure, date_part('epoch', started_at), finished_at IS NOT NULL
@@ -146,7 +147,7 @@ DELETE FROM {event} WHERE name = ANY (ARRAY(
 
 # A task that is retried by a person runs its failed step again.
 FORGET_FAILED = """
-DELETE FROM {step} AS step WHERE step.task_id = ANY (%s::bigint[]) AND step.failure IS NOT NULL AND step.kind = 'STEP'
+DELETE FROM {step} AS step WHERE step.task_id = ANY (%s::bigint[]) AND step.failure IS NOT NULL
   AND step.number = (SELECT last.number FROM {step} AS last WHERE last.task_id = step.task_id
                      ORDER BY last.number DESC LIMIT 1)
 """
@@ -185,15 +186,17 @@ class RecordedSteps(Steps):
         """Return what to record, if the attempts of the step are spent. Otherwise end the attempt by the error."""
         is_word = isinstance(error, (FlowWord, StepError))
         if is_word or (self.claim.retries < self.claim.max_retries and self.definition.can_retry(error)):
-            raise StepEnded(error) from None
+            self.end(error)
         return {"path": describe_exception(error)[0], "message": message_of(error)}
 
     def record(self, name: str, value: Any, failure: dict[str, str] | None) -> Record:
         """Write how a step has ended. If that is not possible, the attempt ends."""
         try:
-            return self._write(name, value, failure)[0]
+            record, _is_mine = self._write(name, value, failure)
         except Exception as error:  # noqa: BLE001 - the function must not catch it
-            raise StepEnded(error) from None
+            self.end(error)
+        self.count_anew()
+        return record
 
     async def arecord(self, name: str, value: Any, failure: dict[str, str] | None) -> Record:
         """Do the same, in the thread of coroutines for Django's ORM."""
@@ -209,18 +212,17 @@ class RecordedSteps(Steps):
         return value
 
     def _run_in_transaction(self, name: str, function: Callable[[], Any]) -> Record:
-        has_returned = False
         try:
             with transaction.atomic(using=self.using, durable=True):
-                value = function()
-                has_returned = True
-                record, is_mine = self._write(name, value, None)
+                record, is_mine = self._write(name, function(), None)
                 if not is_mine:
                     transaction.set_rollback(True, using=self.using)
-        except Exception as error:  # noqa: BLE001 - a step may raise anything
-            if has_returned:
-                raise StepEnded(error) from None
+        except (ClaimLost, TaskResultError) as error:
+            self.end(error)
+        except Exception as error:  # noqa: BLE001 - a step may raise anything, and so may its COMMIT
+            self.records.pop(name, None)
             return self.record(name, None, self.failure_of(error))
+        self.count_anew()
         return record
 
     def _write(self, name: str, value: Any, failure: dict[str, str] | None) -> tuple[Record, bool]:
@@ -234,7 +236,6 @@ class RecordedSteps(Steps):
         fence = (claim.id, claim.attempt)
         anew = [(COUNT_ANEW, fence)] if claim.retries or claim.rescues else []
         if rows := run(self.using, RECORD, *values, *fence, first=anew):
-            claim.retries = claim.rescues = 0
             record = self.records[name] = Record(number, Kind.STEP.value, from_json(text), failure, rows[0][0])
             return record, True
         there = read_records(self.using, claim.id)
@@ -252,12 +253,15 @@ class RecordedSteps(Steps):
         try:
             is_written = run(self.using, NOTE_POSITION, *values, *fence, first=anew)
         except Exception as error:  # noqa: BLE001 - the function must not catch it
-            raise StepEnded(error) from None
+            self.end(error)
         if not is_written:
             text = f"{self.claim} is no longer claimed by this attempt, so the position of {chunk.name!r} is not noted."
-            raise StepEnded(ClaimLost(text))
-        self.claim.retries = self.claim.rescues = 0
+            self.end(ClaimLost(text))
         super().note_position(chunk)
+
+    def count_anew(self) -> None:
+        """Count attempts, and deaths of workers, anew. The row does so since the commit of the record."""
+        self.claim.retries = self.claim.rescues = 0
 
     def transaction_of(self, chunk: Chunk) -> AbstractContextManager[Any]:
         """Return the transaction of some rows. Raises ``StepError`` if their position cannot be a part of it."""
@@ -271,14 +275,20 @@ class RecordedSteps(Steps):
 
     def seconds_until(self, moment: datetime) -> float:
         """Return the seconds until a date, by the clock of the server at the claim."""
-        return moment.timestamp() - float(self.claim.last_attempted_at) - (monotonic() - self._began)
+        return moment.timestamp() - self._now()
 
-    def end_wait(self, name: str, event: str, seconds: float) -> Record | None:
-        """End the wait if the event is there, or if its time is over. Return None if it continues."""
+    def _now(self) -> float:
+        return float(self.claim.last_attempted_at) + monotonic() - self._began
+
+    def end_wait(self, name: str, event: str, seconds: float) -> Record:
+        """End the wait if the event is there, or if its time is over. Return the record."""
         run(self.using, END_WAIT, event, self.claim.id, name, seconds)
         self.records = read_records(self.using, self.claim.id)
-        record = self.records[name]
-        return record if record.is_finished else None
+        return self.records[name]
+
+    def seconds_left(self, record: Record, seconds: float) -> float:
+        """Return the seconds that are left of a wait, by the clock of the server at the claim."""
+        return max(LEAST_PAUSE, record.started_at + seconds - self._now())
 
 
 def read_records(using: str, task_id: int) -> dict[str, Record]:

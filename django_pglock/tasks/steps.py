@@ -10,6 +10,7 @@ as ``send.call()``, which records nothing.
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+#: Python 3.10 has no groups.
+GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
 #: Bytes of the result of a step or of an event's payload, characters of a name, and steps of a task.
 LARGEST_RESULT, LONGEST_NAME, MOST_STEPS = 1024 * 1024, 200, 10_000
 
@@ -87,7 +90,11 @@ class Chunk(list[Any]):
         except BaseException as refused:
             self._transaction.__exit__(type(refused), refused, refused.__traceback__)
             raise
-        self._transaction.__exit__(None, None, None)
+        try:
+            self._transaction.__exit__(None, None, None)
+        except Exception as refused:  # noqa: BLE001 - the function must not continue behind these rows
+            self.steps.end(refused)
+        self.steps.count_anew()
 
 
 class StepEnded(BaseException):
@@ -128,6 +135,9 @@ class Steps:
         self._last = 0
         self._running: str | None = None
         self._suspension: Suspension | None = None
+        #: The loop over rows that has not ended, and what has ended the attempt.
+        self._loop: str | None = None
+        self._ended: StepEnded | None = None
 
     # What a function calls
 
@@ -171,21 +181,27 @@ class Steps:
         name = name or event
         seconds = MAX_DELAY if timeout is None else duration("timeout", timeout)
         record = self.begin(name, Kind.EVENT)
-        if record is not None and not record.is_finished:
-            record = self.end_wait(name, event, seconds)
         if record is None:
             self.suspend(name, Kind.EVENT, seconds, event)
+        if not record.is_finished:
+            record = self.end_wait(name, event, seconds)
+        if not record.is_finished:
+            self.suspend(name, Kind.EVENT, self.seconds_left(record, seconds), event)
         if record.failure is not None:
             raise EventTimeout(f"The event {event!r} has not come within {seconds:g} s.")
         return record.result
 
     def chunks(self, name: str, rows: Any, size: int) -> Iterator[Chunk]:
         """Yield the rows of a queryset in parts, by primary key, and note after each how far the loop is."""
+        if not isinstance(size, int) or size < 1:
+            raise StepError(f"The size of {name!r} is {size!r}; give a number of rows above zero.")
         record = self.begin(name, Kind.CHUNKS)
         if record is None:
             record = self.records[name] = Record(self.next_number, Kind.CHUNKS.value, is_finished=False)
         key = rows.model._meta.pk
         rows = rows.order_by("pk")
+        if not rows.query.standard_ordering:
+            rows = rows.reverse()
         while not record.is_finished:
             later = rows if record.result is None else rows.filter(pk__gt=key.to_python(record.result))
             chunk = Chunk(later[:size], self, name, record)
@@ -193,15 +209,21 @@ class Steps:
             chunk.is_last = len(chunk) < size
             if chunk:
                 chunk.position = key.value_to_string(chunk[-1])
-                yield chunk
+                self._loop = name
+                try:
+                    yield chunk
+                finally:
+                    self._loop = None
             if not chunk.is_noted:
                 self.note_position(chunk)
+                self.count_anew()
             if not record.is_finished:
                 self.check(name)
 
     def __contains__(self, name: str) -> bool:
         self._asked.add(name)
-        return name in self.records
+        record = self.records.get(name)
+        return record is not None and (record.is_finished or record.kind == Kind.SLEEP.value)
 
     def __getitem__(self, name: str) -> Any:
         self._asked.add(name)
@@ -212,6 +234,13 @@ class Steps:
     def begin(self, name: str, kind: Kind) -> Record | None:
         """Note that the function has come to a step. Return its record, None if it has to be executed."""
         check_name(name, "step")
+        if self._ended is not None:
+            raise self._ended
+        if self._loop is not None:
+            raise StepError(
+                f"The step {name!r} is called in the loop {self._loop!r}, which does not repeat its lists, so {name!r} "
+                "would be missing in a later run. Call the function without a step, or enqueue a task for each list."
+            )
         if self._suspension is not None:
             raise StepError(
                 f"The step {name!r} is called after {self._suspension.name!r} has suspended the task. An except or "
@@ -237,7 +266,14 @@ class Steps:
         return record
 
     def finish(self) -> None:
-        """Check that the function may end now. Raises ``StepError`` and ``StepsChanged``."""
+        """Check that the function may end now. Raises ``StepError`` and ``StepsChanged``.
+
+        If it has swallowed the error of a step, that is raised again.
+        """
+        if self._ended is not None:
+            raise self._ended
+        if self._running is not None:
+            raise StepError(f"The function has returned while its step {self._running!r} runs. Await it.")
         if self._suspension is not None:
             raise StepError(
                 f"The function has returned after {self._suspension.name!r} has suspended the task. An except or "
@@ -258,6 +294,16 @@ class Steps:
         number = self.records[name].number if name in self.records else self.next_number
         self._suspension = Suspension(name, kind, number, seconds, event)
         raise self._suspension
+
+    def end(self, error: Exception) -> NoReturn:
+        """Leave the function by the error of a step."""
+        self._ended = StepEnded(error)
+        raise self._ended from None
+
+    def what_left(self, error: BaseException) -> BaseException:
+        """Return how the function was left: by a step, also if a group of exceptions has it."""
+        left = self._ended or self._suspension
+        return left if left is not None and isinstance(error, GROUP) else error
 
     @property
     def next_number(self) -> int:
@@ -307,7 +353,11 @@ class Steps:
         """Note that the loop has done with these rows."""
         chunk.is_noted = True
         chunk.record.is_finished = chunk.is_last
-        chunk.record.result = chunk.position or chunk.record.result
+        if chunk.position is not None:
+            chunk.record.result = chunk.position
+
+    def count_anew(self) -> None:
+        """Note that something is recorded: attempts are counted anew."""
 
     def transaction_of(self, chunk: Chunk) -> AbstractContextManager[Any]:
         """Return the transaction of some rows."""
@@ -317,13 +367,21 @@ class Steps:
         """Return the seconds until a date. Without a worker, no time passes."""
         return 0.0
 
-    def end_wait(self, name: str, event: str, seconds: float) -> Record | None:
-        """End the wait for an event if it has come, or if its time is over. Return None if it continues."""
+    def end_wait(self, name: str, event: str, seconds: float) -> Record:
+        """End the wait for an event if it has come, or if its time is over. Return the record."""
         raise NotImplementedError
+
+    def seconds_left(self, record: Record, seconds: float) -> float:
+        """Return the seconds that are left of a wait."""
+        return seconds
 
 
 class PlainSteps(Steps):
     """The steps of a call without a worker: each is executed, nothing is recorded, and nothing waits."""
+
+    def end(self, error: Exception) -> NoReturn:
+        """Raise the error itself."""
+        raise error
 
     def suspend(self, name: str, kind: Kind, seconds: float, event: str | None = None) -> Any:
         """Continue at once after a sleep. An event never comes."""

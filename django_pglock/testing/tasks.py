@@ -20,6 +20,7 @@ from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 from django.db.models import F
 from django.db.models.functions import Now
+from django.utils import timezone
 from django.utils.asyncio import async_unsafe
 from psycopg.pq import TransactionStatus
 
@@ -230,6 +231,9 @@ class Here:
         waiting = waiting.filter(queue__in=queues - paused_queues(self.using).keys())
         scheduled = waiting.filter(status=TaskStatus.SCHEDULED).order_by("run_after", "pk").first()
         if scheduled is not None:
+            # A wait for an event ends by its timeout.
+            waits = rows_of("Step", self.using).filter(task=scheduled.pk, finished_at=None, event__isnull=False)
+            waits.update(started_at=F("started_at") - (scheduled.run_after - timezone.now()))
             is_due = bool(tasks.filter(pk=scheduled.pk).run_now())
             self._run_hooks()
             return is_due

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from datetime import timedelta
+
+from django.db import connection
 
 from django_pglock import task
 from django_pglock.errors import EventTimeout, StepFailed
@@ -47,6 +50,14 @@ async def aorder(context, number):
     charge = await context.astep("charge", apart, "charge")
     packed = context.wait_for(f"packed:{number}", timeout=timedelta(days=7))
     return [charge, packed]
+
+
+@task(takes_context=True, max_attempts=3, backoff=0)
+async def together(context, number):
+    """Steps in a group of coroutines: an error of one leaves in a group of exceptions."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(context.astep("charge", apart, "charge"))
+    return number
 
 
 @task(takes_context=True, max_attempts=2, backoff=0)
@@ -96,7 +107,44 @@ def in_a_transaction(context):
         context.step("inside", part, "inside")
 
 
+def swallows_an_error(context):
+    with contextlib.suppress(BaseException):
+        context.step("charge", part, "charge")
+
+
+def goes_on_after_an_error(context):
+    with contextlib.suppress(BaseException):
+        context.step("charge", part, "charge")
+    context.step("mail", part, "mail")
+
+
+def refused_at_commit(context):
+    context.atomic_step("note", defer_refusal)
+
+
+def refused_at_commit_of_rows(context):
+    for rows in context.chunks("rows", Effect.objects.filter(name="from"), size=3):
+        with rows:
+            defer_refusal()
+
+
+def defer_refusal():
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO sample_deferred VALUES (1), (1)")
+
+
+def in_a_loop(context):
+    for _rows in context.chunks("rows", Effect.objects.filter(name="from"), size=3):
+        context.step("inside", part, "inside")
+
+
 USES = {
+    "swallows an error": swallows_an_error,
+    "goes on after an error": goes_on_after_an_error,
+    "refused at commit": refused_at_commit,
+    "refused at commit of rows": refused_at_commit_of_rows,
+    "in a loop": in_a_loop,
+    "without a size": lambda context: list(context.chunks("rows", Effect.objects.all(), size=0)),
     "nested": lambda context: context.step("outer", lambda: context.step("inner", part, "inner")),
     "twice": lambda context: [context.step("same", part, "same") for _ in range(2)],
     "no text": lambda context: context.step(7, part, "seven"),

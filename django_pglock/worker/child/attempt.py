@@ -349,6 +349,7 @@ class Attempt:
 
     def failure(self, error: BaseException) -> Outcome:
         """Return the outcome of a call that raised ``error``, by the function's retry policy."""
+        error = self.steps.what_left(error)
         if isinstance(error, HandedBack):
             return GivenBack()
         if isinstance(error, Suspension):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from datetime import timedelta
 
@@ -21,6 +22,7 @@ from django_pglock.tasks.steps import StepEnded
 from django_pglock.testing import run_tasks
 from tests.sample import step_tasks as sample
 from tests.sample.models import Effect
+from tests.sql import execute_sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -110,6 +112,39 @@ def test_a_retry_by_a_person_continues_at_the_failed_step():
     assert outcomes(until="due") == ["snoozed"]
 
 
+@pytest.mark.parametrize("how", ["swallows an error", "goes on after an error"])
+def test_an_error_of_a_step_that_the_function_swallows_ends_the_attempt_nevertheless(how):
+    sample.FAILING["charge"] = 1
+    result = sample.wrong.enqueue(how)
+    assert outcomes() == ["retried", "succeeded"]
+    assert refreshed(result).status == "SUCCESSFUL"
+    assert Step.objects.filter(name="charge", failure__isnull=True).exists()
+
+
+@pytest.fixture
+def deferred():
+    """A table whose constraint is checked at the COMMIT."""
+    execute_sql("CREATE TABLE sample_deferred (number int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    yield
+    execute_sql("DROP TABLE sample_deferred")
+
+
+@pytest.mark.parametrize("how", ["refused at commit", "refused at commit of rows"])
+def test_a_step_whose_commit_is_refused_spends_its_attempts(deferred, how):
+    Effect.objects.create(name="from")
+    result = sample.wrong.enqueue(how)
+    assert outcomes() == ["retried", "failed"]
+    assert refreshed(result).errors[-1].exception_class_path.endswith(("StepFailed", "IntegrityError"))
+    assert not Step.objects.filter(failure__isnull=True, kind="STEP").exists()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.TaskGroup is new in Python 3.11")
+def test_an_error_in_a_group_of_coroutines_is_that_of_its_step():
+    sample.FAILING["charge"] = 1
+    sample.together.enqueue(7)
+    assert outcomes() == ["retried", "succeeded"]
+
+
 # Events
 
 
@@ -145,11 +180,13 @@ def test_an_event_that_does_not_come_in_time_raises():
     assert read_records("default", int(result.id))["approved"].result is None, "the timeout stays"
 
 
-def test_run_now_does_not_end_a_wait():
+def test_run_now_does_not_end_a_wait_and_does_not_prolong_it():
     sample.approval.enqueue(3600)
     assert outcomes(until="due") == ["snoozed"]
+    Step.objects.update(started_at=timezone.now() - timedelta(seconds=3000))
     Task.objects.all().run_now()
     assert outcomes(until="due") == ["snoozed"]
+    assert Task.objects.get().run_after < timezone.now() + timedelta(seconds=700)
     emit("approved")
     assert outcomes(until="due") == ["succeeded"]
 
@@ -165,6 +202,12 @@ def test_an_event_and_the_timeout_at_once_leave_one_of_them(in_threads):
     for each in results:
         record = read_records("default", int(each.id))["approved"]
         assert (record.result == 1) is (each.return_value == 1)
+
+
+def test_run_tasks_does_not_wait_for_an_event_that_does_not_come():
+    result = sample.approval.enqueue(3600)
+    assert outcomes() == ["snoozed", "succeeded"]
+    assert refreshed(result).return_value == "The event 'approved' has not come within 3600 s."
 
 
 def test_the_upkeep_finds_an_event_whose_emitter_died_after_its_commit(monkeypatch):
@@ -213,6 +256,15 @@ def test_a_loop_sees_each_row_once(how, count):
     assert outcomes() == ["succeeded"]
     assert numbers("to") == list(range(count))
     assert refreshed(result).return_value == count
+
+
+def test_a_loop_ignores_the_order_of_its_queryset(claim):
+    Effect.objects.bulk_create(Effect(name="from", number=number) for number in range(5))
+    sample.copy_rows.enqueue("plainly")
+    [mine] = claim()
+    for rows in (Effect.objects.reverse(), Effect.objects.order_by("-number").reverse()):
+        Step.objects.all().delete()
+        assert [len(each) for each in steps_of(mine).chunks("rows", rows, 2)] == [2, 2, 1]
 
 
 @pytest.mark.parametrize(("how", "repeated"), [("in a transaction", []), ("plainly", [6])])
@@ -290,9 +342,12 @@ def test_a_first_claim_reads_no_records(claim, django_assert_num_queries):
         ("in a transaction", "The step 'inside' is called inside of atomic()"),
         ("swallows", "The function has returned after 'nap' has suspended the task"),
         ("goes on", "The step 'after' is called after 'nap' has suspended the task"),
+        ("in a loop", "The step 'inside' is called in the loop 'rows'"),
+        ("without a size", "The size of 'rows' is 0"),
     ],
 )
 def test_a_wrong_use_fails_the_task_without_a_retry(how, why):
+    Effect.objects.create(name="from")
     result = sample.wrong.enqueue(how)
     assert outcomes() == ["failed"]
     assert why in refreshed(result).errors[0].traceback
