@@ -393,8 +393,9 @@ class OwnTransaction:
         if threading.get_ident() == self._thread:
             end_session(self._connection)
         else:
-            shut_down_socket(self._connection)
+            # First, because the thread continues as soon as its statement has failed.
             leave_blocks(self._connection)
+            shut_down_socket(self._connection)
 
     def _is_over(self) -> bool:
         connection = self._connection

@@ -114,7 +114,7 @@ inline hear_of_claim(me) {
     does[me] = HAS
 }
 
-/* worker/child/attempt.py: run */
+/* worker/child/run.py: run */
 inline begin(me) {
     does[me] == HAS;
     does[me] = RUNS
@@ -138,7 +138,7 @@ inline execute_late(me) {
     fi
 }
 
-/* worker/child/attempt.py: run */
+/* worker/child/run.py: run */
 inline end(me) {
     does[me] == RUNS;
     effects = effects + !is_atomic;

@@ -167,7 +167,7 @@ inline lose_answer(me) {
     clear(me)
 }
 
-/* store/settle.py: SETTLE_SUCCESSES `AND task.attempts = (SELECT attempts FROM ended)`, SETTLE_SUCCESSES `AND task.status || '' = 'RUNNING'`; worker/child/attempt.py: _run_atomic `for each in attempt.claims` */
+/* store/settle.py: SETTLE_SUCCESSES `AND task.attempts = (SELECT attempts FROM ended)`, SETTLE_SUCCESSES `AND task.status || '' = 'RUNNING'`; worker/child/run.py: _run_atomic `for each in attempt.claims` */
 inline finish(me) {
     does[me] == CALLS;
     for (EACH) {

@@ -21,7 +21,7 @@ def ship(number):
     return number
 """
 TABLES = {
-    *("attempt", "lease", "queue", "ratelimit", "schedule", "task", "waiter", "worker"),
+    *("attempt", "event", "lease", "queue", "ratelimit", "schedule", "step", "task", "waiter", "worker"),
     "advisorylock",
     "number",
 }

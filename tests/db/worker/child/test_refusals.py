@@ -14,7 +14,7 @@ from django.db.backends.signals import connection_created
 from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task
 from django_pglock.store import rescue
-from django_pglock.worker.child import attempt, child
+from django_pglock.worker.child import child, run
 from django_pglock.worker.child.attempt import Attempt
 from django_pglock.worker.child.event_loop import EventLoop
 from tests.db.worker.conftest import wait_for_end
@@ -159,8 +159,8 @@ def test_a_change_that_is_refused_at_commit_is_the_tasks_failure(worker, eventua
 BEFORE_CALL = {
     "no memory for the arguments": (Attempt, "__init__", MemoryError()),
     "no memory around the call": (Attempt, "observe", MemoryError()),
-    "no session": (attempt, "connection_for", OperationalError("FATAL:  sorry, too many clients already")),
-    "no file descriptor": (attempt, "connection_for", OSError(24, "Too many open files")),
+    "no session": (run, "connection_for", OperationalError("FATAL:  sorry, too many clients already")),
+    "no file descriptor": (run, "connection_for", OSError(24, "Too many open files")),
     "no thread": (EventLoop, "run", RuntimeError("can't start new thread")),
     "no thread for the call": (Attempt, "begin", RuntimeError("can't start new thread")),
     "no thread for the call of a coroutine": (Attempt, "begin", RuntimeError("can't start new thread")),
