@@ -132,7 +132,7 @@ def test_a_lock_is_the_databases_and_not_the_tenants():
 @pytest.fixture
 def page(monkeypatch):
     """The tasks and the view of the how-to page, as modules of the shop that it is about."""
-    text = (ROOT / "docs" / "howto" / "django_tenants.md").read_text()
+    text = (ROOT / "docs" / "worker.md").read_text()
     files = dict(re.findall(r"^:caption: shop/(\w+)\.py\n\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
     shop = types.ModuleType("shop")
     shop.models = models

@@ -1,4 +1,4 @@
-"""Print the table of docs/model.md: ``python -m qa.model``."""
+"""Print the table of docs/evidence/model.md: ``python -m qa.model``."""
 
 from __future__ import annotations
 

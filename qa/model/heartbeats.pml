@@ -3,7 +3,7 @@ Which workers are dead: heartbeats, session locks, the parent as its own witness
 
 A process of the model is a parent with one child. Time passes in heartbeat intervals. An interval ends when every parent
 that runs and reaches the server has written its heartbeat: this is what the model assumes of a living parent, and
-docs/worker.md says what it takes.
+docs/guarantees.md says what it takes.
 */
 
 #include "common.pml"

@@ -61,7 +61,7 @@ STATES = "SELECT status, count(*) FROM django_pglock_task GROUP BY status"
 @pytest.fixture
 def dump_and_restore(tmp_path):
     """Do what the page says, with these names of databases in place of the page's."""
-    [commands] = [code for code in blocks(ROOT / "docs" / "howto" / "backup.md", "console") if "pg_dump" in code]
+    [commands] = [code for code in blocks(ROOT / "docs" / "worker.md", "console") if "pg_dump" in code]
     settings = {name: str(value) for name, value in server("").items() if value}
     names = {"PGHOST": "HOST", "PGPORT": "PORT", "PGUSER": "USER", "PGPASSWORD": "PASSWORD"}
     environment = {name: settings[key] for name, key in names.items() if key in settings}

@@ -269,7 +269,7 @@ class User(AbstractBaseUser, PermissionsMixin):
 """
 #: The router of the page about databases, and two more.
 ROUTERS = (
-    next(code for code in blocks(ROOT / "docs" / "howto" / "databases.md", "python") if "class" in code)
+    next(code for code in blocks(ROOT / "docs" / "worker.md", "python") if "class TasksRouter" in code)
     + """
 class Whole:
     '''All of this app in one database, as Django documents routers.'''

@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 
 pytestmark = pytest.mark.acceptance
 
-PAGE = (ROOT / "docs" / "howto" / "deploys.md").read_text()
+PAGE = (ROOT / "docs" / "worker.md").read_text()
 FILES = {
     (name, when): code
     for name, when, code in re.findall(

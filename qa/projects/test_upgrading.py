@@ -63,7 +63,7 @@ def test_old_code_works_during_new_migrations_and_after_their_reversal(project, 
 
         worker = worker_process("--threads", "1", **here)
         assert is_run()
-        [upgrade] = [code for code in blocks(ROOT / "docs" / "howto" / "upgrading.md", "console") if "--plan" in code]
+        [upgrade] = [code for code in blocks(ROOT / "docs" / "worker.md", "console") if "--plan" in code]
         for command in (line.split() for line in upgrade.splitlines() if "manage.py" in line):
             new.run(*command[1:])
         assert session.execute("SELECT color FROM django_pglock_task").fetchall() == [("red",)]

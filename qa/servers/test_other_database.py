@@ -41,7 +41,7 @@ def page(monkeypatch):
     """The code of the page about several databases, as a module."""
     module = types.ModuleType("page_about_databases")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    for code in blocks(ROOT / "docs" / "howto" / "databases.md", "python"):
+    for code in blocks(ROOT / "docs" / "worker.md", "python", under="Keep tasks in a database of their own"):
         exec(code, vars(module))
     return module
 

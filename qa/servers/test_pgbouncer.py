@@ -202,7 +202,7 @@ def page(monkeypatch):
     """The settings of the page about PgBouncer, as a process has them that is started without an address of its own."""
     monkeypatch.delenv("DATABASE_HOST", raising=False)
     names = {}
-    for code in blocks(ROOT / "docs" / "howto" / "pgbouncer.md", "python"):
+    for code in blocks(ROOT / "docs" / "worker.md", "python", under="Run it behind PgBouncer"):
         exec(code, names)
     return names
 

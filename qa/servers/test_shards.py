@@ -85,7 +85,7 @@ def test_one_command_runs_the_tasks_of_both_servers(project, servers):
 
 
 def test_a_second_server_is_added_and_the_order_of_each_key_is_kept(project, servers):
-    """As docs/scaling.md says: the new server is paused until the old one has run what it had."""
+    """As docs/worker.md says: the new server is paused until the old one has run what it had."""
     enqueue([1, 2], "default")
     manage("locktasks", "pause", "default", "--database", "south")
     enqueue([3, 4], "default", "south")

@@ -1,4 +1,4 @@
-"""Known failures of other queues that no other test covers. docs/failures.md has the list."""
+"""Known failures of other queues that no other test covers. docs/evidence/failures.md has the list."""
 
 from __future__ import annotations
 

@@ -303,11 +303,11 @@ def test_no_key_of_a_task_meets_an_advisory_lock_of_the_program(other_session):
 
 @pytest.fixture
 def as_role():
-    """Make roles with just the rights that docs/security.md names, and connect as one of them."""
-    page = (ROOT / "docs" / "security.md").read_text()
+    """Make roles with just the rights that docs/worker.md names, and connect as one of them."""
+    page = (ROOT / "docs" / "worker.md").read_text()
     name = f"pglock_{os.getpid()}"  # roles belong to the server, not to the tests' database
     grants = re.sub(r"TO (app|worker);", rf"TO {name}_\1;", page)
-    app, besides = re.findall(r"```sql\n(.*?)```", grants, re.DOTALL)
+    app, besides = re.findall(r"```sql\n(GRANT.*?)```", grants, re.DOTALL)
     settings = connection.settings_dict
     before = settings["OPTIONS"]
     with connection.cursor() as cursor:

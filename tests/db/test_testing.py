@@ -46,7 +46,7 @@ def test_a_lock_of_a_session_that_came_later_is_seen_within_one_transaction():
         assert_no_locks()
 
 
-# The statuses of tasks in a TestCase, whose transaction is never committed. docs/howto/testing.md has this list.
+# The statuses of tasks in a TestCase, whose transaction is never committed. docs/testing.md has this list.
 
 
 def statuses():

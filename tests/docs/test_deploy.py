@@ -16,10 +16,10 @@ from django_pglock.store.numbers import OUTCOMES
 from tests.conftest import ROOT
 
 FILES = {path.name: path.read_text() for path in sorted((ROOT / "deploy").iterdir())}
-MONITORING = (ROOT / "docs" / "howto" / "monitoring.md").read_text()
-SHOWN = MONITORING + (ROOT / "docs" / "howto" / "deployment.md").read_text()
+MONITORING = (ROOT / "docs" / "admin.md").read_text()
+SHOWN = MONITORING + (ROOT / "docs" / "worker.md").read_text()
 #: Tables have such names, too.
-METRIC = re.compile(r"django_pglock_(?!(?:task|worker)\b)\w+")
+METRIC = re.compile(r"django_pglock_(?!(?:task|worker|number)\b)\w+")
 #: Where a platform says how long a process may take to stop, in seconds.
 PATIENCE = {
     "lockworker.service": r"TimeoutStopSec=(\d+)",
@@ -92,7 +92,7 @@ def test_a_worker_has_every_metric_and_path_that_is_named(worker, eventually):
 
 
 def test_every_deploy_file_is_named_in_a_page():
-    shown = set(re.findall(r"literalinclude\} \.\./\.\./deploy/(.+)", SHOWN))
+    shown = set(re.findall(r"literalinclude\} \.\./deploy/(.+)", SHOWN))
     assert shown | {"grafana-dashboard.json"} == set(FILES)
     assert "`deploy/grafana-dashboard.json`" in SHOWN
 

@@ -24,7 +24,7 @@ def page(own_registry: None, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The code of the page, as a module."""
     module = types.ModuleType("page_about_webhooks")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    for code in blocks(ROOT / "docs" / "howto" / "webhooks.md", "python"):
+    for code in blocks(ROOT / "docs" / "retries.md", "python", under="Deliver webhooks"):
         exec(code, vars(module))
     return module
 
@@ -55,7 +55,7 @@ def test_the_connection_of_a_refused_charge_is_closed(address, settings):
 # The small Celery project of the documentation does the same before and after it was moved.
 
 
-PAGE = (ROOT / "docs" / "from_queues.md").read_text()
+PAGE = (ROOT / "docs" / "coming_from.md").read_text()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -64,7 +64,7 @@ def test_the_celery_page_shows_tasks_with_the_same_effect(monkeypatch):
     module = types.ModuleType("shop_of_the_documentation")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for code in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
-        exec(compile(code, "from_queues.md", "exec"), module.__dict__)
+        exec(compile(code, "coming_from.md", "exec"), module.__dict__)
     shop = vars(module)
     shop["app"].conf.update(task_always_eager=True, task_eager_propagates=True)
     shop["pay_with_celery"](1)

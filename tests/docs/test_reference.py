@@ -27,8 +27,9 @@ from tests.conftest import ROOT
 PAGE = (ROOT / "docs" / "reference.md").read_text()
 
 
-#: The pages that quote messages as symptoms.
-PAGES_OF_SYMPTOMS = ("howto/monitoring", "howto/not_running", "inside")
+ADMIN = (ROOT / "docs" / "admin.md").read_text()
+#: The sections that quote messages as symptoms.
+SYMPTOMS = ("My task does not run", "Everything waits", "Runbook")
 
 
 SOURCE = "\n".join(path.read_text() for path in sorted((ROOT / "django_pglock").rglob("*.py")))
@@ -90,13 +91,13 @@ def test_every_check_stands_in_the_table():
 
 
 def test_every_logger_stands_in_the_table():
-    table = section("Other loggers", (ROOT / "docs" / "logging.md").read_text())
+    table = section("Other loggers", ADMIN)
     used = set(re.findall(r'get_logger\("(django_pglock\.\w+)"\)', SOURCE)) | {WORKER}
     assert set(first_cells(table)) == used
 
 
 def test_every_metric_stands_in_the_table():
-    table = section("Metrics", (ROOT / "docs" / "operations.md").read_text()).partition("\n\n")[0]
+    table = section("Metrics", ADMIN).partition("\n\n")[0]
     told = re.findall(r"`([a-z_]+)(?:\{[\w, ]+\})?`", "".join(re.findall(r"^\|([^|]*)\|", table, re.MULTILINE)))
     health = MagicMock()
     health.beat_age.return_value = 1.0
@@ -113,14 +114,15 @@ def test_every_exit_code_stands_in_the_table():
 
 
 def test_every_status_is_a_symptom_of_a_task_that_does_not_run():
-    page = (ROOT / "docs" / "howto" / "not_running.md").read_text()
+    page = section("My task does not run", ADMIN)
     assert set(re.findall(r"^\| ([A-Z]+)\b", page, re.MULTILINE)) == set(TaskStatus.values)
 
 
 def test_messages_that_pages_quote_as_symptoms_are_messages_of_the_code():
     of_the_server = {"sorry, too many clients already", "permission denied"}
     messages = re.sub(r'"\s*\n\s*f?"', "", SOURCE)  # texts that continue in the next line
-    pages = "\n".join((ROOT / "docs" / f"{name}.md").read_text() for name in PAGES_OF_SYMPTOMS)
+    on_call = (ROOT / "docs" / "evidence" / "inside.md").read_text()
+    pages = "\n".join([on_call, *(section(title, ADMIN) for title in SYMPTOMS)])
     # Tables and runbooks, without blocks of code.
     quoted = set(re.findall(r'"([^"\n]{12,})"', re.sub(r"```.*?```", "", pages, flags=re.DOTALL)))
     assert {"which no running worker has imported", "No worker knows this task"} <= quoted
@@ -128,7 +130,7 @@ def test_messages_that_pages_quote_as_symptoms_are_messages_of_the_code():
 
 
 def test_every_thread_and_session_stands_in_the_page_for_people_on_call():
-    page = (ROOT / "docs" / "inside.md").read_text()
+    page = (ROOT / "docs" / "evidence" / "inside.md").read_text()
     worker = "\n".join(path.read_text() for path in (ROOT / "django_pglock" / "worker").rglob("*.py"))
     threads = set(re.findall(r'(?:name|thread_name_prefix)=f?"(lockworker-[a-z-]+[a-z])', worker))
     services = set(re.findall(r'^    name = "([a-z]+)"', worker, re.MULTILINE)) - {"service"}
@@ -144,7 +146,7 @@ def test_every_thread_and_session_stands_in_the_page_for_people_on_call():
 # The page about the architecture names files that are there, and its picture is current.
 
 
-ARCHITECTURE = ROOT / "docs" / "architecture.md"
+ARCHITECTURE = ROOT / "docs" / "evidence" / "architecture.md"
 
 
 NAMED = sorted(set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+(?:\.py|/))`", ARCHITECTURE.read_text())))
@@ -202,7 +204,7 @@ def test_each_example_has_at_most_three_files_which_have_the_functions_that_it_n
 # The pages about the systems of the example project: they show the code that runs, and what it wrote.
 
 
-FOLDER = ROOT / "docs" / "systems"
+FOLDER = ROOT / "docs" / "evidence" / "systems"
 
 
 PAGES = {page.stem: page.read_text() for page in FOLDER.glob("*.md") if page.stem != "index"}
@@ -231,7 +233,7 @@ def test_a_page_shows_the_code_that_runs(name):
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_shows_the_output_with_claims_that_hold(name):
     """``python docs/_ext/pictures.py NAME`` draws it."""
-    assert f"](../_static/systems/{name}.svg)" in PAGES[name]
+    assert f"](../../_static/systems/{name}.svg)" in PAGES[name]
     picture = (ROOT / "docs" / "_static" / "systems" / f"{name}.svg").read_text()
     assert "✓" in picture
     assert "✗" not in picture

@@ -28,7 +28,7 @@ import pytest
 from example_project.demo.processes import free_port
 from tests.conftest import NEVER, ROOT
 
-PAGE = (ROOT / "docs" / "tutorial.md").read_text()
+PAGE = (ROOT / "docs" / "start.md").read_text().partition("\n## A shop")[2]
 FILES = re.findall(
     r"^```\{code-block\} python\n:caption: ([\w/.]+), [^\n]*\n\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL
 )

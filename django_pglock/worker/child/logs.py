@@ -193,7 +193,7 @@ has_observers = observers.exist
 
 # Reports the end of a claim: in the worker's log, and by the signal of django.tasks. An error here affects no task.
 #
-# docs/logging.md lists the log messages.
+# docs/admin.md lists the log messages.
 
 
 def report(ended: EndedClaim) -> None:

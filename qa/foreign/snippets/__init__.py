@@ -1,1 +1,1 @@
-"""The code that docs/telemetry.md shows, as it is. The tests run it."""
+"""The code that docs/admin.md shows, as it is. The tests run it."""

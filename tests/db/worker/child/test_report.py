@@ -1,6 +1,6 @@
 """What the log says of each task, and what receivers of ``task_finished`` find.
 
-docs/logging.md has the rule: one line for each claim that ends.
+docs/admin.md has the rule: one line for each claim that ends.
 """
 
 from __future__ import annotations
