@@ -14,12 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from datetime import datetime
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
-from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from django_pglock.conf import get_settings
@@ -38,11 +36,12 @@ from django_pglock.tasks.states import TaskStatus
 from django_pglock.tasks.steps import (
     LARGEST_RESULT,
     Chunk,
+    HandedBack,
     Kind,
     Record,
     Steps,
     Suspension,
-    check_name,
+    flaw_of_name,
     result_text,
 )
 
@@ -162,24 +161,26 @@ class RecordedSteps(Steps):
         self.using = using
         self.claim = claim
         self.definition = definition
-        self._check_stop: Callable[[], None] = lambda: None
+        self._has_to_end: Callable[[], bool] = lambda: False
         self._began = self._step_began = monotonic()
         self._depth = 0
 
-    def start(self, check_stop: Callable[[], None]) -> None:
-        """Note that the function is called now. ``check_stop`` raises if it must end."""
-        self._check_stop = check_stop
+    def start(self, has_to_end: Callable[[], bool]) -> None:
+        """Note that the function is called now. ``has_to_end`` asks whether its process must end, or raises."""
+        self._has_to_end = has_to_end
         # In a TestCase there are transactions around the function.
         self._depth = len(connection_for(self.using).atomic_blocks)
 
     def check(self, name: str) -> None:
         """Raise if the task has to stop, or if a transaction is open."""
-        self._check_stop()
+        if self._has_to_end():
+            self.leave(HandedBack())
         if len(connection_for(self.using).atomic_blocks) > self._depth:
-            raise StepError(
+            text = (
                 f"The step {name!r} is called inside of atomic(), whose rollback would undo its record. Call it "
                 "outside, or let atomic_step() open the transaction."
             )
+            self.end(StepError(text))
         self._step_began = monotonic()
 
     def failure_of(self, error: Exception) -> dict[str, str]:
@@ -189,69 +190,55 @@ class RecordedSteps(Steps):
             self.end(error)
         return {"path": describe_exception(error)[0], "message": message_of(error)}
 
-    def record(self, name: str, value: Any, failure: dict[str, str] | None) -> Record:
+    def record(self, name: str, value: Any, failure: dict[str, str] | None) -> None:
         """Write how a step has ended. If that is not possible, the attempt ends."""
         try:
-            record, _is_mine = self._write(name, value, failure)
+            self._write(name, value, failure)
         except Exception as error:  # noqa: BLE001 - the function must not catch it
             self.end(error)
         self.count_anew()
-        return record
-
-    async def arecord(self, name: str, value: Any, failure: dict[str, str] | None) -> Record:
-        """Do the same, in the thread of coroutines for Django's ORM."""
-        return await sync_to_async(self.record)(name, value, failure)
 
     def atomic_step(self, name: str, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         """Run a part of the function in a transaction whose last statement is its record."""
-        record = self.begin(name, Kind.STEP)
-        if record is None:
+        if self.begin(name, Kind.STEP) is None:
             with self._executing(name):
-                record = self._run_in_transaction(name, partial(function, *args, **kwargs))
-        value: R = self._value(name, record)
+                self._run_in_transaction(name, partial(function, *args, **kwargs))
+        value: R = self._value(name)
         return value
 
-    def _run_in_transaction(self, name: str, function: Callable[[], Any]) -> Record:
+    def _run_in_transaction(self, name: str, function: Callable[[], Any]) -> None:
         try:
             with transaction.atomic(using=self.using, durable=True):
-                record, is_mine = self._write(name, function(), None)
-                if not is_mine:
+                if not self._write(name, function(), None):
                     transaction.set_rollback(True, using=self.using)
         except (ClaimLost, TaskResultError) as error:
             self.end(error)
         except Exception as error:  # noqa: BLE001 - a step may raise anything, and so may its COMMIT
             self.records.pop(name, None)
-            return self.record(name, None, self.failure_of(error))
+            self.record(name, None, self.failure_of(error))
         self.count_anew()
-        return record
 
-    def _write(self, name: str, value: Any, failure: dict[str, str] | None) -> tuple[Record, bool]:
-        """Write a record. Return it, or the one of another attempt, and whether it is that of this one.
+    def _write(self, name: str, value: Any, failure: dict[str, str] | None) -> bool:
+        """Write a record. Return whether it is this one: another attempt may have written it, which counts.
 
         Raises ``ClaimLost`` if the task no longer belongs to this attempt, and ``TaskResultError``.
         """
-        claim, number, text = self.claim, self.next_number, result_text(name, value)
+        number, text = self.next_number, result_text(name, value)
         told = None if failure is None else to_json(failure)
-        values = (name, number, None if failure else text, told, monotonic() - self._step_began)
-        fence = (claim.id, claim.attempt)
-        anew = [(COUNT_ANEW, fence)] if claim.retries or claim.rescues else []
-        if rows := run(self.using, RECORD, *values, *fence, first=anew):
-            record = self.records[name] = Record(number, Kind.STEP.value, from_json(text), failure, rows[0][0])
-            return record, True
-        there = read_records(self.using, claim.id)
-        if name not in there:
-            raise ClaimLost(f"{claim} is no longer claimed by this attempt, so its step {name!r} is not recorded.")
-        self.records = there
-        return there[name], False
+        seconds = monotonic() - self._step_began
+        if rows := self._send(RECORD, name, number, None if failure else text, told, seconds):
+            self.records[name] = Record(number, Kind.STEP.value, from_json(text), failure, rows[0][0])
+            return True
+        self.records = read_records(self.using, self.claim.id)
+        if name not in self.records:
+            raise ClaimLost(f"{self.claim} is no longer claimed by this attempt, so its step {name!r} is not recorded.")
+        return False
 
     def note_position(self, chunk: Chunk) -> None:
         """Write how far the loop is. If that is not possible, the attempt ends."""
         position = None if chunk.position is None else to_json(chunk.position)
-        fence = (self.claim.id, self.claim.attempt)
-        anew = [(COUNT_ANEW, fence)] if self.claim.retries or self.claim.rescues else []
-        values = (chunk.name, chunk.record.number, position, chunk.is_last)
         try:
-            is_written = run(self.using, NOTE_POSITION, *values, *fence, first=anew)
+            is_written = self._send(NOTE_POSITION, chunk.name, chunk.record.number, position, chunk.is_last)
         except Exception as error:  # noqa: BLE001 - the function must not catch it
             self.end(error)
         if not is_written:
@@ -259,25 +246,29 @@ class RecordedSteps(Steps):
             self.end(ClaimLost(text))
         super().note_position(chunk)
 
+    def _send(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Send a statement that the claim guards."""
+        fence = (self.claim.id, self.claim.attempt)
+        anew = [(COUNT_ANEW, fence)] if self.claim.retries or self.claim.rescues else []
+        return run(self.using, statement, *values, *fence, first=anew)
+
     def count_anew(self) -> None:
         """Count attempts, and deaths of workers, anew. The row does so since the commit of the record."""
         self.claim.retries = self.claim.rescues = 0
 
     def transaction_of(self, chunk: Chunk) -> AbstractContextManager[Any]:
-        """Return the transaction of some rows. Raises ``StepError`` if their position cannot be a part of it."""
+        """Return the transaction of some rows, if their position can be a part of it."""
         if chunk.using != self.using:
-            raise StepError(
+            text = (
                 f"The rows of {chunk.name!r} are in the database {chunk.using!r}, and the tasks in {self.using!r}. So "
                 "`with rows:` cannot write both in one transaction. Write the rows without it, so that they may be "
                 "written twice."
             )
+            self.end(StepError(text))
         return super().transaction_of(chunk)
 
-    def seconds_until(self, moment: datetime) -> float:
-        """Return the seconds until a date, by the clock of the server at the claim."""
-        return moment.timestamp() - self._now()
-
-    def _now(self) -> float:
+    def now(self) -> float:
+        """Return the time of the server, by its clock at the claim."""
         return float(self.claim.last_attempted_at) + monotonic() - self._began
 
     def end_wait(self, name: str, event: str, seconds: float) -> Record:
@@ -288,7 +279,7 @@ class RecordedSteps(Steps):
 
     def seconds_left(self, record: Record, seconds: float) -> float:
         """Return the seconds that are left of a wait, by the clock of the server at the claim."""
-        return max(LEAST_PAUSE, record.started_at + seconds - self._now())
+        return max(LEAST_PAUSE, record.started_at + seconds - self.now())
 
 
 def read_records(using: str, task_id: int) -> dict[str, Record]:
@@ -358,7 +349,8 @@ def emit(event: str, payload: Any = None, *, using: str | None = None) -> bool:
     days, also for tasks that begin to wait later. Raises ``StepError`` for a name, and ``TaskArgumentsError`` for a
     payload, that cannot be stored.
     """
-    check_name(event, "event")
+    if flaw := flaw_of_name(event, "event"):
+        raise StepError(flaw)
     text = to_json(payload, what=f"The payload of the event {event!r}", most=LARGEST_RESULT)
     alias = database_of_tasks(option="using=") if using is None else using
     is_new = bool(run(alias, EMIT, event, text, get_settings().KEEP_EVENTS * DAY))

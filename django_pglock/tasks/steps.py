@@ -17,13 +17,17 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
+from time import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from asgiref.sync import sync_to_async
 from django.db import transaction
+from django.utils.timezone import is_aware, make_aware
 
-from django_pglock.errors import EventTimeout, StepError, StepFailed, StepsChanged, TaskResultError
+from django_pglock.errors import EventTimeout, StepError, StepFailed, StepsChanged, TaskOptionError, TaskResultError
 from django_pglock.tasks.arguments import from_json, to_json
+from django_pglock.tasks.queues import check_text
 from django_pglock.tasks.retry import MAX_DELAY, duration
 
 if TYPE_CHECKING:
@@ -134,53 +138,61 @@ class Steps:
         self._asked: set[str] = set()
         self._last = 0
         self._running: str | None = None
-        self._suspension: Suspension | None = None
-        #: The loop over rows that has not ended, and what has ended the attempt.
+        #: The loop over rows that has not ended, and that which the function has left before its end.
         self._loop: str | None = None
-        self._ended: StepEnded | None = None
+        self._left_loop: Chunk | None = None
+        #: What has left the function. If it is swallowed, it is raised again.
+        self._left: BaseException | None = None
 
     # What a function calls
 
     def step(self, name: str, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         """Run a part of the function once: see ``TaskContext.step``."""
-        record = self.begin(name, Kind.STEP)
-        if record is None:
+        if self.begin(name, Kind.STEP) is None:
             value, failure = None, None
             with self._executing(name):
                 try:
                     value = function(*args, **kwargs)
                 except Exception as error:  # noqa: BLE001 - a step may raise anything
                     failure = self.failure_of(error)
-                record = self.record(name, value, failure)
-        result: R = self._value(name, record)
+                self.record(name, value, failure)
+        result: R = self._value(name)
         return result
 
     async def astep(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Do the same for a coroutine function."""
-        record = self.begin(name, Kind.STEP)
-        if record is None:
+        if self._left_loop is not None:
+            # Its position is written by a statement.
+            await sync_to_async(self._end_left_loop)()
+        if self.begin(name, Kind.STEP) is None:
             value, failure = None, None
             with self._executing(name):
                 try:
                     value = await function(*args, **kwargs)
                 except Exception as error:  # noqa: BLE001 - a step may raise anything
                     failure = self.failure_of(error)
-                record = await self.arecord(name, value, failure)
-        return self._value(name, record)
+                # In the thread of coroutines for Django's ORM.
+                await sync_to_async(self.record)(name, value, failure)
+        return self._value(name)
 
     def sleep(self, name: str, until: float | timedelta | datetime) -> None:
         """Continue the task later."""
         if self.begin(name, Kind.SLEEP) is None:
-            seconds = self.seconds_until(until) if isinstance(until, datetime) else duration("sleep", until)
+            if isinstance(until, datetime):
+                date = until if is_aware(until) else make_aware(until)
+                seconds = date.timestamp() - self.now()
+            else:
+                seconds = self._seconds(f"The sleep {name!r}", until)
             if seconds > 0:
                 self.suspend(name, Kind.SLEEP, min(seconds, MAX_DELAY))
 
     def wait_for(self, event: str, timeout: float | timedelta | None, name: str | None = None) -> Any:
         """Return the payload of an event. Continue the task when it comes."""
-        check_name(event, "event")
-        name = name or event
-        seconds = MAX_DELAY if timeout is None else duration("timeout", timeout)
+        name = event if name is None else name
+        if flaw := flaw_of_name(event, "event"):
+            self.end(StepError(flaw))
         record = self.begin(name, Kind.EVENT)
+        seconds = MAX_DELAY if timeout is None else self._seconds(f"The timeout of {name!r}", timeout)
         if record is None:
             self.suspend(name, Kind.EVENT, seconds, event)
         if not record.is_finished:
@@ -193,9 +205,9 @@ class Steps:
 
     def chunks(self, name: str, rows: Any, size: int) -> Iterator[Chunk]:
         """Yield the rows of a queryset in parts, by primary key, and note after each how far the loop is."""
-        if not isinstance(size, int) or size < 1:
-            raise StepError(f"The size of {name!r} is {size!r}; give a number of rows above zero.")
         record = self.begin(name, Kind.CHUNKS)
+        if not isinstance(size, int) or size < 1:
+            self.end(StepError(f"The size of {name!r} is {size!r}; give a number of rows above zero."))
         if record is None:
             record = self.records[name] = Record(self.next_number, Kind.CHUNKS.value, is_finished=False)
         key = rows.model._meta.pk
@@ -212,6 +224,10 @@ class Steps:
                 self._loop = name
                 try:
                     yield chunk
+                except GeneratorExit:
+                    # By a break, a return or an error. If the function continues, the loop is over in each later run.
+                    self._left_loop = chunk
+                    raise
                 finally:
                     self._loop = None
             if not chunk.is_noted:
@@ -227,37 +243,20 @@ class Steps:
 
     def __getitem__(self, name: str) -> Any:
         self._asked.add(name)
-        return self._value(name, self.records[name])
+        return self._value(name)
 
     # The rules
 
     def begin(self, name: str, kind: Kind) -> Record | None:
         """Note that the function has come to a step. Return its record, None if it has to be executed."""
-        check_name(name, "step")
-        if self._ended is not None:
-            raise self._ended
-        if self._loop is not None:
-            raise StepError(
-                f"The step {name!r} is called in the loop {self._loop!r}, which does not repeat its lists, so {name!r} "
-                "would be missing in a later run. Call the function without a step, or enqueue a task for each list."
-            )
-        if self._suspension is not None:
-            raise StepError(
-                f"The step {name!r} is called after {self._suspension.name!r} has suspended the task. An except or "
-                "finally of the function has caught BaseException. Catch Exception."
-            )
-        if self._running is not None:
-            raise StepError(
-                f"The step {name!r} is called while the step {self._running!r} runs. Steps are neither nested nor "
-                "concurrent: call it after that one, or enqueue a task for each part."
-            )
-        if name in self._met:
-            raise StepError(f"The step {name!r} is called twice in one run. Give each its own name: f'{name} {{key}}'.")
+        if self._left is not None and not isinstance(self._left, Suspension):
+            raise self._left
+        if why := flaw_of_name(name, "step") or self._misuse(name):
+            self.end(StepError(why))
+        self._end_left_loop()
         self._met.add(name)
         record = self.records.get(name)
         if record is None:
-            if len(self.records) >= MOST_STEPS:
-                raise StepError(f"The step {name!r} would be number {MOST_STEPS + 1:,} of its task.")
             self.check(name)
         elif record.kind != kind.value or record.number < self._last:
             self._refuse_change(f"{name!r} was recorded as {record.kind} number {record.number}")
@@ -265,50 +264,91 @@ class Steps:
             self._last = record.number
         return record
 
+    def _misuse(self, name: str) -> str:
+        """Return why the function must not call this step now; an empty string if it may."""
+        if isinstance(self._left, Suspension):
+            return (
+                f"The step {name!r} is called after {self._left.name!r} has suspended the task. An except or finally "
+                "of the function has caught BaseException. Catch Exception."
+            )
+        if self._loop is not None:
+            return (
+                f"The step {name!r} is called in the loop {self._loop!r}, which does not repeat its lists, so {name!r} "
+                "would be missing in a later run. Call the function without a step, or enqueue a task for each list."
+            )
+        if self._running is not None:
+            return (
+                f"The step {name!r} is called while the step {self._running!r} runs. Steps are neither nested nor "
+                "concurrent: call it after that one, or enqueue a task for each part."
+            )
+        if name in self._met:
+            return f"The step {name!r} is called twice in one run. Give each its own name: f'{{name}} {{key}}'."
+        if name not in self.records and len(self.records) >= MOST_STEPS:
+            return f"The step {name!r} would be number {MOST_STEPS + 1:,} of its task."
+        return ""
+
+    def _end_left_loop(self) -> None:
+        """Note that a loop which the function has left is over, before another step comes after it."""
+        left, self._left_loop = self._left_loop, None
+        if left is not None:
+            left.is_last = True
+            self.note_position(left)
+            self.count_anew()
+
     def finish(self) -> None:
         """Check that the function may end now. Raises ``StepError`` and ``StepsChanged``.
 
         If it has swallowed the error of a step, that is raised again.
         """
-        if self._ended is not None:
-            raise self._ended
+        if isinstance(self._left, Suspension):
+            raise StepError(
+                f"The function has returned after {self._left.name!r} has suspended the task. An except or finally of "
+                "it has caught BaseException. Catch Exception."
+            )
+        if self._left is not None:
+            raise self._left
         if self._running is not None:
             raise StepError(f"The function has returned while its step {self._running!r} runs. Await it.")
-        if self._suspension is not None:
-            raise StepError(
-                f"The function has returned after {self._suspension.name!r} has suspended the task. An except or "
-                "finally of it has caught BaseException. Catch Exception."
-            )
         if missed := [name for name in self.records if name not in self._met | self._asked]:
             self._refuse_change(f"{', '.join(map(repr, missed))} was recorded and not called")
 
     def _refuse_change(self, why: str) -> NoReturn:
-        raise StepsChanged(
+        text = (
             f"The function has changed since this task began: {why}. Recorded: {list(self.records)}; called in this "
             f"run: {[name for name in self.records if name in self._met]} and new names. Write `if 'name' in "
             "context.steps` for what tasks of the old code have recorded."
         )
+        self.end(StepsChanged(text))
 
     def suspend(self, name: str, kind: Kind, seconds: float, event: str | None = None) -> NoReturn:
         """Leave the function."""
         number = self.records[name].number if name in self.records else self.next_number
-        self._suspension = Suspension(name, kind, number, seconds, event)
-        raise self._suspension
+        self.leave(Suspension(name, kind, number, seconds, event))
 
     def end(self, error: Exception) -> NoReturn:
         """Leave the function by the error of a step."""
-        self._ended = StepEnded(error)
-        raise self._ended from None
+        self.leave(StepEnded(error))
+
+    def leave(self, by: BaseException) -> NoReturn:
+        """Leave the function."""
+        self._left = by
+        raise by from None
 
     def what_left(self, error: BaseException) -> BaseException:
         """Return how the function was left: by a step, also if a group of exceptions has it."""
-        left = self._ended or self._suspension
-        return left if left is not None and isinstance(error, GROUP) else error
+        return self._left if self._left is not None and isinstance(error, GROUP) else error
 
     @property
     def next_number(self) -> int:
         """The number of the next new record."""
         return max((each.number for each in self.records.values()), default=0) + 1
+
+    def _seconds(self, what: str, value: Any) -> float:
+        """Return the seconds of a duration."""
+        try:
+            return duration(what, value)
+        except TaskOptionError as error:
+            self.end(StepError(str(error)))
 
     @contextmanager
     def _executing(self, name: str) -> Iterator[None]:
@@ -318,15 +358,16 @@ class Steps:
         finally:
             self._running = None
 
-    def _value(self, name: str, record: Record) -> Any:
+    def _value(self, name: str) -> Any:
+        record = self.records[name]
         if record.failure is not None:
             raise StepFailed(name, **record.failure)
         return record.result
 
     # What a worker does in another way
 
-    def start(self, check_stop: Callable[[], None]) -> None:
-        """Note that the function is called now. ``check_stop`` raises if it must end."""
+    def start(self, has_to_end: Callable[[], bool]) -> None:
+        """Note that the function is called now. ``has_to_end`` asks whether its process must end, or raises."""
 
     def check(self, name: str) -> None:
         """Raise if a new step cannot be executed here."""
@@ -335,15 +376,10 @@ class Steps:
         """Return what to record of a step that has raised, if its attempts are spent. Otherwise raise."""
         raise error
 
-    def record(self, name: str, value: Any, failure: dict[str, str] | None) -> Record:
-        """Record how a step has ended. Return the record, whose result is read back from its JSON."""
-        record = Record(self.next_number, Kind.STEP.value, from_json(result_text(name, value)), failure)
-        self.records[name] = record
-        return record
-
-    async def arecord(self, name: str, value: Any, failure: dict[str, str] | None) -> Record:
-        """Do the same, in a coroutine."""
-        return self.record(name, value, failure)
+    def record(self, name: str, value: Any, failure: dict[str, str] | None) -> None:
+        """Record how a step has ended, with its result as it is read back from its JSON."""
+        result = from_json(result_text(name, value))
+        self.records[name] = Record(self.next_number, Kind.STEP.value, result, failure)
 
     def atomic_step(self, name: str, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         """Run a part of the function once, in a transaction with its record."""
@@ -363,9 +399,9 @@ class Steps:
         """Return the transaction of some rows."""
         return transaction.atomic(using=chunk.using, durable=True)
 
-    def seconds_until(self, moment: datetime) -> float:
-        """Return the seconds until a date. Without a worker, no time passes."""
-        return 0.0
+    def now(self) -> float:
+        """Return the time of the server, in seconds since the epoch. Without a worker, it is this host's."""
+        return time()
 
     def end_wait(self, name: str, event: str, seconds: float) -> Record:
         """End the wait for an event if it has come, or if its time is over. Return the record."""
@@ -398,13 +434,18 @@ class NoSteps(Steps):
 
     def begin(self, name: str, kind: Kind) -> Record | None:
         """Refuse it."""
-        raise StepError(f"The step {name!r} is not possible: {self._why}")
+        self.end(StepError(f"The step {name!r} is not possible: {self._why}"))
 
 
-def check_name(name: Any, what: str) -> None:
-    """Raise ``StepError`` for a name that a row cannot hold."""
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or "\0" in name:
-        raise StepError(f"The name of the {what} is {name!r}; give a text of 1 to {LONGEST_NAME} characters.")
+def flaw_of_name(name: Any, what: str) -> str:
+    """Return why a row cannot hold a name; an empty string if it can."""
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+        return f"The name of the {what} is {name!r}; give a text of 1 to {LONGEST_NAME} characters."
+    try:
+        check_text(name, f"The name of the {what}")
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def result_text(name: str, value: Any) -> str:

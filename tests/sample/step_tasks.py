@@ -83,9 +83,10 @@ def approval(context, seconds):
 
 
 @task(takes_context=True, max_attempts=2, backoff=0)
-def wrong(context, how):
+def wrong(context, how, is_swallowed=False):
     """Use steps in a way that is refused."""
-    USES[how](context)
+    with contextlib.suppress(*[Exception] * is_swallowed):
+        USES[how](context)
 
 
 def swallows(context):
@@ -148,6 +149,12 @@ USES = {
     "nested": lambda context: context.step("outer", lambda: context.step("inner", part, "inner")),
     "twice": lambda context: [context.step("same", part, "same") for _ in range(2)],
     "no text": lambda context: context.step(7, part, "seven"),
+    "no name": lambda context: context.step("", part, "empty"),
+    "surrogate": lambda context: context.step("a\ud800", part, "surrogate"),
+    "NUL in an event": lambda context: context.wait_for("a\0", timeout=1),
+    "backwards": lambda context: context.sleep("nap", -1),
+    "NaN": lambda context: context.wait_for("approved", timeout=float("nan")),
+    "for ever": lambda context: context.sleep("nap", 1e300),
     "no JSON": lambda context: context.step("object", object),
     "in a transaction": in_a_transaction,
     "swallows": swallows,
@@ -191,6 +198,25 @@ def copy_rows(context, how):
         else:
             copy(rows)
     return context.step("sum", Effect.objects.filter(name="to").count)
+
+
+@task(takes_context=True, max_attempts=2, backoff=0)
+def leave_loop(context, how):
+    seen = []
+    with contextlib.suppress(ZeroDivisionError):
+        for rows in context.chunks("rows", Effect.objects.filter(name="from"), size=3):
+            seen.append(len(rows))
+            with rows:
+                copy(rows)
+                part("in the loop")
+                if how == "by a break":
+                    break
+            if how == "by an error":
+                raise ZeroDivisionError
+            if how == "by a break behind its rows":
+                break
+    context.step("after", part, "after")
+    return seen
 
 
 def copy(rows):

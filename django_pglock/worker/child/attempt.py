@@ -210,7 +210,7 @@ class Attempt:
         if self.definition.advisory:
             function = under_lock(self._lock_name(), function)
         if self.definition.takes_context:
-            self.steps.start(self._check_step)
+            self.steps.start(self._has_to_end)
             context = TaskContext(
                 task_result=self.result,
                 _claims=self.claims,
@@ -255,11 +255,10 @@ class Attempt:
         if (reason := self.reason_to_stop()) is not None:
             raise TaskStopped(reason)
 
-    def _check_step(self) -> None:
-        """Raise if the function must end, or if its process has to, so that another one continues the task."""
+    def _has_to_end(self) -> bool:
+        """Return whether the process must end, so that another one continues the task. Raise if the function must."""
         self.check()
-        if self.runner.watchdog.is_stopping:
-            raise HandedBack
+        return bool(self.runner.watchdog.is_stopping)
 
     def reason_to_stop(self) -> TaskTimeout | TaskCancelled | None:
         """Return the error for a function that checks whether it may continue; None: it may."""

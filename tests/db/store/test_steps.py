@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from django.db import transaction
 from django.db.models.functions import Now
-from django.utils import timezone
+from django.utils.timezone import now
 
 from django_pglock import emit
 from django_pglock.errors import ClaimLost
@@ -18,7 +18,8 @@ from django_pglock.models import Event, Step, Task
 from django_pglock.store.steps import RecordedSteps, missed_events, prune_events, read_records, wake_waiting
 from django_pglock.store.why_it_waits import why_it_waits
 from django_pglock.tasks import registry
-from django_pglock.tasks.steps import StepEnded
+from django_pglock.tasks.retry import MAX_DELAY
+from django_pglock.tasks.steps import StepEnded, Suspension
 from django_pglock.testing import run_tasks
 from tests.sample import step_tasks as sample
 from tests.sample.models import Effect
@@ -172,7 +173,7 @@ def test_all_tasks_that_wait_for_an_event_continue_and_no_other():
 def test_an_event_that_does_not_come_in_time_raises():
     result = sample.approval.enqueue(3600)
     assert outcomes(until="due") == ["snoozed"]
-    Step.objects.update(started_at=timezone.now() - timedelta(hours=2))
+    Step.objects.update(started_at=now() - timedelta(hours=2))
     Task.objects.update(run_after=Now())
     assert outcomes(until="due") == ["succeeded"]
     assert refreshed(result).return_value == "The event 'approved' has not come within 3600 s."
@@ -183,10 +184,10 @@ def test_an_event_that_does_not_come_in_time_raises():
 def test_run_now_does_not_end_a_wait_and_does_not_prolong_it():
     sample.approval.enqueue(3600)
     assert outcomes(until="due") == ["snoozed"]
-    Step.objects.update(started_at=timezone.now() - timedelta(seconds=3000))
+    Step.objects.update(started_at=now() - timedelta(seconds=3000))
     Task.objects.all().run_now()
     assert outcomes(until="due") == ["snoozed"]
-    assert Task.objects.get().run_after < timezone.now() + timedelta(seconds=700)
+    assert Task.objects.get().run_after < now() + timedelta(seconds=700)
     emit("approved")
     assert outcomes(until="due") == ["succeeded"]
 
@@ -194,7 +195,7 @@ def test_run_now_does_not_end_a_wait_and_does_not_prolong_it():
 def test_an_event_and_the_timeout_at_once_leave_one_of_them(in_threads):
     results = [sample.approval.enqueue(3600) for _ in range(8)]
     run_tasks(until="due")
-    Step.objects.update(started_at=timezone.now() - timedelta(hours=2))
+    Step.objects.update(started_at=now() - timedelta(hours=2))
     in_threads(lambda number: emit("approved", 1) if number == 0 else Task.objects.all().run_now(), 2)
     run_tasks(until="due")
     said = {refreshed(each).return_value for each in results}
@@ -265,6 +266,27 @@ def test_a_loop_ignores_the_order_of_its_queryset(claim):
     for rows in (Effect.objects.reverse(), Effect.objects.order_by("-number").reverse()):
         Step.objects.all().delete()
         assert [len(each) for each in steps_of(mine).chunks("rows", rows, 2)] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("how", ["by a break", "by a break behind its rows", "by an error"])
+def test_a_loop_that_the_function_leaves_is_over_in_each_later_run(how):
+    """Otherwise a later run would continue the loop, and see other rows than those behind which it continued."""
+    Effect.objects.bulk_create(Effect(name="from", number=number) for number in range(10))
+    sample.FAILING["after"] = 1
+    result = sample.leave_loop.enqueue(how)
+    assert outcomes() == ["retried", "succeeded"]
+    assert refreshed(result).return_value == []
+    assert numbers("to") == [0, 1, 2]
+    [loop, _after] = Step.objects.order_by("number")
+    assert loop.finished_at is not None
+
+
+def test_a_loop_that_is_left_by_an_error_continues_if_the_function_ends_by_it():
+    Effect.objects.bulk_create(Effect(name="from", number=number) for number in range(10))
+    sample.FAILING["in the loop"] = 1
+    sample.leave_loop.enqueue("not")
+    assert outcomes() == ["retried", "succeeded"]
+    assert numbers("to") == list(range(10))
 
 
 @pytest.mark.parametrize(("how", "repeated"), [("in a transaction", []), ("plainly", [6])])
@@ -344,14 +366,33 @@ def test_a_first_claim_reads_no_records(claim, django_assert_num_queries):
         ("goes on", "The step 'after' is called after 'nap' has suspended the task"),
         ("in a loop", "The step 'inside' is called in the loop 'rows'"),
         ("without a size", "The size of 'rows' is 0"),
+        ("surrogate", "The name of the step contains a NUL character or a lone surrogate"),
+        ("NUL in an event", "The name of the event contains a NUL character or a lone surrogate"),
+        ("no name", "The name of the step is ''; give a text of 1 to 200 characters"),
+        ("backwards", "The sleep 'nap' is -1; give seconds (zero or more) or a timedelta"),
+        ("NaN", "The timeout of 'approved' is nan; give seconds"),
+        ("for ever", "The sleep 'nap' is 1e+300; the maximum is ten years"),
     ],
 )
-def test_a_wrong_use_fails_the_task_without_a_retry(how, why):
+@pytest.mark.parametrize("is_swallowed", [False, True], ids=["", "an except Exception does not catch it"])
+def test_a_wrong_use_fails_the_task_without_a_retry(how, why, is_swallowed):
     Effect.objects.create(name="from")
-    result = sample.wrong.enqueue(how)
+    result = sample.wrong.enqueue(how, is_swallowed)
     assert outcomes() == ["failed"]
     assert why in refreshed(result).errors[0].traceback
     assert not Step.objects.filter(name__in=("inner", "after", "inside", "object")).exists()
+
+
+@pytest.mark.parametrize("date", [datetime.min, datetime.max, datetime.min.replace(tzinfo=timezone.utc)])
+def test_a_sleep_takes_each_date(claim, date):
+    sample.order.enqueue(7)
+    [mine] = claim()
+    if date.year == 1:
+        assert steps_of(mine).sleep("nap", date) is None, "it is over"
+    else:
+        with pytest.raises(Suspension) as pause:
+            steps_of(mine).sleep("nap", date)
+        assert pause.value.seconds == MAX_DELAY
 
 
 def test_an_atomic_function_has_no_steps():
