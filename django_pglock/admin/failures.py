@@ -98,7 +98,8 @@ class FailureGroupAdmin(ReadOnlyAdmin):
         try:
             rate = float(value_of(request))
             with transaction.atomic(using=router.db_for_write(Task)):
-                made, is_new = enqueue_redrive(router.db_for_write(Task), number, rate)
+                dependants = "related" in request.POST
+                made, is_new = enqueue_redrive(router.db_for_write(Task), number, rate, dependants=dependants)
                 if is_new:
                     text = f"redrive: group {number}, {rate:g} tasks a second, by #{made}"
                     record(request, Task, text, object_id=str(made))

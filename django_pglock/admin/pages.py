@@ -35,6 +35,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods
 
 from django_pglock.errors import ConfigurationError
+from django_pglock.store.dependants import Related
 from django_pglock.store.operate import Verb, enqueue_change
 from django_pglock.store.statements import MOST_COUNTED, WINDOW
 
@@ -105,7 +106,8 @@ def admin_action(verb: Verb) -> Callable[..., HttpResponse | None]:
     def action(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         # Without statuses it is not a verb of tasks: the rows are few, and change back as easily.
         is_across_pages = request.POST.get("select_across") == "1" and verb.statuses
-        if (is_across_pages or verb.takes_queue) and "confirmed" not in request.POST:
+        is_asked = is_across_pages or verb.takes_queue or verb.related(queryset.order_by()).ids
+        if is_asked and "confirmed" not in request.POST:
             answer: HttpResponse = model_admin.question(request, verb, queryset)
             return answer
         try:
@@ -284,7 +286,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             raise PermissionDenied
         # A user may act only on rows that the admin shows to that user.
         rows = self.get_queryset(request).filter(pk=self.seen(request, unquote(object_id)).pk)
-        if found.is_deletion and "confirmed" not in request.POST:
+        if (found.is_deletion or found.related(rows.order_by()).ids) and "confirmed" not in request.POST:
             return self.question(request, found, rows)
         self.perform(found, request, rows, value_of(request))
         if found.is_deletion:
@@ -305,22 +307,22 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             if len(asked) > WINDOW:
                 self._perform_by_task(verb, request, chosen, value, name)
                 return
-            remark = verb.remark(chosen) if asked else ""
-            count = verb.apply(chosen, value) if asked else 0
+            related = self.related_to(verb, request, chosen)
+            count = verb.apply(chosen, value, related.ids) if asked else 0
             some = f" of {', '.join(f'#{key}' for key in sorted(asked))}" if 1 < len(asked) <= MOST_NAMED else ""
             # With an object id the entry also appears in the history of that task.
             record(request, rows.model, f"{name}: {count}{some}", object_id=str(asked[0]) if len(asked) == 1 else None)
         if count:
             messages.success(request, verb.message(verb.done, count))
-            if remark:
-                messages.warning(request, remark)
-        if len(asked) > count:
-            messages.warning(request, verb.message(verb.unchanged, len(asked) - count))
+            if related.remark:
+                messages.warning(request, related.remark)
+        if (left := len(asked) + len(related.ids) - count) > 0:
+            messages.warning(request, verb.message(verb.unchanged, left))
         elif not asked:
             messages.warning(request, _("The selected rows no longer exist."))
 
     def _perform_by_task(self, verb: Verb, request: HttpRequest, chosen: Any, value: str, name: str) -> None:
-        ids = verb.ids(chosen, value)
+        ids = [*verb.ids(chosen, value), *self.related_to(verb, request, chosen).ids]
         try:
             made = enqueue_change(chosen.db, verb, ids, value)
         except ConfigurationError as error:
@@ -334,15 +336,22 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         for each in made:
             messages.info(request, format_html(text, count=len(ids), link=self.link_to_task(each)))
 
+    def related_to(self, verb: Verb, request: HttpRequest, rows: Any) -> Related:
+        """Return the other tasks that the user has chosen to change as well, and what to say of those that stay."""
+        found = verb.related(rows)
+        return found if "related" in request.POST else found._replace(ids=())
+
     def question(self, request: HttpRequest, verb: Verb, rows: Any, **context: Any) -> HttpResponse:
         """Ask for confirmation before a verb changes these rows, and show how many it would change."""
         names = ("action", "select_across", "index", ACTION_CHECKBOX_NAME)
         rows = rows.order_by()
-        count = verb.movable(rows).count()
+        count, related = verb.movable(rows).count(), verb.related(rows)
         about = {
             "title": verb.button or verb.label,
             "question": verb.message(verb.question, count),
-            "remark": verb.remark(rows),
+            "remark": related.remark,
+            "offer": verb.offer if related.ids else None,
+            "offered": verb.message(verb.offer.text, len(related.ids)) if verb.offer else "",
             "exceeds_window": count > WINDOW,
             "value_label": _("Queue") if verb.takes_queue else "",
             "back": f"{self.address('changelist')}?{request.GET.urlencode()}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -35,7 +36,7 @@ class ScheduleVerb(Verb):
         number,
     )
 
-    def apply(self, rows: Any, value: str = "") -> int:
+    def apply(self, rows: Any, value: str = "", related: Sequence[int] = ()) -> int:
         """Apply it. ``run_now`` returns the ids of the new tasks."""
         found = getattr(rows, self.name)()
         return len(found) if isinstance(found, list) else int(found)

@@ -304,6 +304,7 @@ class Migration(migrations.Migration):
                 ("outcome", models.CharField(choices=[("FAILED", "Failed"), ("LOST", "Lost with its worker")], max_length=16, verbose_name="outcome")),
                 ("exception_path", models.CharField(max_length=512, verbose_name="exception")),
                 ("traceback", models.TextField(verbose_name="traceback")),
+                ("cause", models.BigIntegerField(help_text="Its end has cancelled this task.", null=True, verbose_name="because of task")),
                 ("log", models.TextField(null=True, verbose_name="log")),
             ],
             options={
@@ -311,6 +312,7 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "attempts",
                 "ordering": ["task", "number"],
                 **POSTGRESQL,
+                "indexes": [models.Index(condition=Q(("cause__isnull", False)), fields=["cause"], name="pglock_attempt_cause")],
                 "constraints": [
                     models.UniqueConstraint(fields=("task", "number"), name="pglock_attempt_number"),
                     models.CheckConstraint(condition=Q(("outcome__in", ["FAILED", "LOST"])), name="pglock_attempt_outcome"),

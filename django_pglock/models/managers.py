@@ -82,7 +82,14 @@ def _method_of(verb: operate.Verb) -> Callable[..., int]:
     def change_to(tasks: Any, queue: str) -> int:
         return verb.apply(tasks, queue)
 
-    function = change_to if verb.takes_queue else change
+    def retry(tasks: Any, *, dependants: bool = False) -> int:
+        return verb.apply(tasks, related=verb.related(tasks).ids if dependants else ())
+
+    def cancel(tasks: Any, *, parts: bool = False) -> int:
+        return verb.apply(tasks, related=verb.related(tasks).ids if parts else ())
+
+    others: dict[str, Callable[..., int]] = {"retry": retry, "cancel": cancel}
+    function = others.get(verb.name, change_to if verb.takes_queue else change)
     function.__name__, function.__qualname__ = verb.name, f"TaskQuerySet.{verb.name}"
     function.__doc__ = _METHOD.format(help=verb.help, about=verb.about)
     return _method(function)

@@ -222,6 +222,7 @@ class Attempt(Row):
     outcome = models.CharField(_("outcome"), max_length=16, choices=Outcome.choices)
     exception_path = models.CharField(_("exception"), max_length=512)
     traceback = models.TextField(_("traceback"))
+    cause = models.BigIntegerField(_("because of task"), null=True, help_text=_("Its end has cancelled this task."))
     log = models.TextField(_("log"), null=True)
 
     for_dumpdata = manager_for_dumpdata()
@@ -235,6 +236,8 @@ class Attempt(Row):
             models.UniqueConstraint(fields=["task", "number"], name="pglock_attempt_number"),
             models.CheckConstraint(name="pglock_attempt_outcome", condition=models.Q(outcome__in=["FAILED", "LOST"])),
         ]
+        # The tasks that were cancelled because of another one.
+        indexes = [models.Index(fields=["cause"], name="pglock_attempt_cause", condition=models.Q(cause__isnull=False))]
 
     def __str__(self) -> str:
         return _("attempt %(number)s of task %(task)s") % {"number": self.number, "task": self.task_id}

@@ -31,6 +31,7 @@ from psycopg.errors import DeadlockDetected, LockNotAvailable, UniqueViolation
 from django_pglock.errors import ClaimLost, ConfigurationError, DuplicateTask
 from django_pglock.postgres.connections import connection_for, transaction_block
 from django_pglock.store.admit import admit_on_commit
+from django_pglock.store.dependants import Related, cancelled_because_of, pass_cause_on, unfinished_parts
 from django_pglock.store.failures import in_group
 from django_pglock.store.liveness import is_alive, works
 from django_pglock.store.marking import first_free, mark
@@ -64,8 +65,6 @@ REPEATS, BETWEEN_REPEATS = 3, 0.01
 WAIT = "10ms"
 # Restores the limit that the caller's transaction had before.
 RESTORE_WAITS = "SELECT set_config('lock_timeout', %s, true)"
-#: At most this number of the tasks that stay cancelled is named.
-MOST_NAMED = 10
 
 
 def _not_changed(number: int) -> str:
@@ -76,6 +75,20 @@ def _not_changed(number: int) -> str:
         "their outcomes. This action changes only tasks whose status is %(statuses)s.",
         number,
     )
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Other tasks that a verb offers to change as well."""
+
+    #: The name of the argument and of the option, its help, and whether it is chosen in the admin and the command.
+    option: str
+    help: Any
+    is_preset: bool
+    #: Returns the other tasks that belong to those with these ids.
+    find: Callable[[str, Sequence[int]], Related]
+    #: The text about a number of them.
+    text: Message
 
 
 @dataclass(frozen=True)
@@ -112,8 +125,8 @@ class Verb:
     unchanged: Message = _not_changed
     #: Shown by ``locktasks`` and by the admin before they ask for confirmation.
     question: Message = lambda number: ""
-    #: Returns what else a person should know before these rows are changed; mostly an empty string.
-    remark: Callable[[Any], str] = lambda rows: ""
+    #: What else it offers to change.
+    offer: Offer | None = None
 
     @property
     def command(self) -> str:
@@ -135,16 +148,24 @@ class Verb:
             self.movable(rows, value).order_by("-pk" if self.newest_first else "pk").values_list("pk", flat=True)
         )
 
-    def apply(self, rows: Any, value: str = "") -> int:
-        """Change the rows of a queryset, in windows of some thousand. Return how many.
+    def related(self, rows: Any) -> Related:
+        """Return the other tasks that the verb offers to change with these rows."""
+        return Related() if self.offer is None else self.offer.find(rows.db, self.ids(rows))
+
+    def apply(self, rows: Any, value: str = "", related: Sequence[int] = ()) -> int:
+        """Change the rows of a queryset, in windows of some thousand, and then the related tasks. Return how many.
 
         Outside of a transaction, each window is a transaction, so after an interruption the finished windows stay.
-        Raises ``ValueError`` for a wrong value.
+        Rows and related tasks of one window are one transaction. Raises ``ValueError`` for a wrong value.
         """
         connection_for(rows.db)  # raises a sentence for an alias that does not exist
         self.check(rows.db, value)
         ids = self.ids(rows, value)
-        return sum(_change_window(rows, window, self, value) for window in windows(ids, WINDOW))
+        is_one = related and len(ids) + len(related) <= WINDOW
+        with transaction_block(rows.db) if is_one else nullcontext():
+            count = sum(_change_window(rows, window, self, value) for window in windows(ids, WINDOW))
+            others, rest = rows_of("Task", rows.db), sorted(related, reverse=self.newest_first)
+            return count + sum(_change_window(others, window, self, value) for window in windows(rest, WINDOW))
 
     def message(self, text: Message, number: int, *, most: int | None = None) -> str:
         """Return the text about a number of rows; ``most`` is the number at which counting stops."""
@@ -265,6 +286,7 @@ def _follow_retry(using: str, moved: list[Moved]) -> None:
     ids = [id_ for id_, *_others in moved]
     forget_failed(using, ids)
     wait_again(using, ids)
+    pass_cause_on(using, ids)
 
 
 def _without_duplicates(tasks: Any, value: str = "") -> Any:
@@ -275,40 +297,6 @@ def _without_duplicates(tasks: Any, value: str = "") -> Any:
     # hash them.
     last = tasks.filter(unique_key__isnull=False).order_by("unique_key", "-pk").distinct("unique_key")
     return tasks.filter(Q(unique_key__isnull=True) | (~Exists(there) & Q(pk__in=last.values("pk"))))
-
-
-def left_cancelled(tasks: Any) -> list[int]:
-    """Return tasks that stay cancelled although a retry of these tasks repairs what they were to run after.
-
-    The first of them, among the next few thousand cancelled tasks: no index has the tasks of ``after=``. Tasks that run
-    after one of them stay cancelled, too.
-    """
-    retriable = RETRY.movable(tasks)
-    ids = list(retriable.order_by("pk").values_list("pk", flat=True)[:WINDOW])
-    if not ids:
-        return []
-    rows = rows_of("Task", tasks.db).filter(status=TaskStatus.CANCELLED, pk__gt=ids[0])
-    repaired, left = set(ids), list[int]()
-    for id_, after in rows.order_by("pk").values_list("pk", "meta__after")[:WINDOW]:
-        if id_ not in repaired and isinstance(after, list) and not repaired.isdisjoint(after):
-            repaired.add(id_)
-            left.append(id_)
-    # Those behind the first few thousand are retried, too.
-    retried = set(retriable.filter(is_among(left)).values_list("pk", flat=True)) if left else ()
-    return [id_ for id_ in left if id_ not in retried]
-
-
-def _stays_cancelled(tasks: Any) -> str:
-    left = left_cancelled(tasks)
-    if not left:
-        return ""
-    text = ngettext(
-        "%(count)d task stays cancelled, because it was to run after one of these: %(tasks)s. Retry it as well.",
-        "%(count)d tasks stay cancelled, because they were to run after one of these: %(tasks)s. Retry them as well.",
-        len(left),
-    )
-    some = [f"#{each}" for each in left[:MOST_NAMED]]
-    return text % {"count": len(left), "tasks": ", ".join(some) + (" …" if len(left) > MOST_NAMED else "")}
 
 
 # Cancel
@@ -370,8 +358,9 @@ RETRY = Verb(
     button=_("Retry"),
     help=_("Run failed or cancelled tasks again, with their full number of retries."),
     about="A task with after= waits again for those tasks that have not succeeded. If one of them has failed and is "
-    "not retried as well, the task is cancelled again. Tasks that were cancelled because of one of these are not "
-    "retried with it. A unique task is not retried while another task has its key. Of several tasks with the same "
+    "not retried as well, the task is cancelled again. With dependants=True the tasks that were cancelled because of "
+    "one of these are retried with it. They wait for it again. A task of which another dependency has failed as well "
+    "stays cancelled. A unique task is not retried while another task has its key. Of several tasks with the same "
     "key, only the last is retried.",
     statuses=frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED}),
     chosen=_without_duplicates,
@@ -387,7 +376,17 @@ RETRY = Verb(
         "their unique keys.",
         n,
     ),
-    remark=_stays_cancelled,
+    offer=Offer(
+        option="dependants",
+        help=_("Retry the tasks that were cancelled because of these as well. They wait for these again."),
+        is_preset=True,
+        find=cancelled_because_of,
+        text=lambda n: ngettext(
+            "And %(count)s task that was cancelled because of it.",
+            "And %(count)s tasks that were cancelled because of it.",
+            n,
+        ),
+    ),
 )
 DISCARD = Verb(
     name="discard",
@@ -425,7 +424,8 @@ CANCEL = Verb(
     help=_("Cancel unfinished tasks. Running tasks are asked to end."),
     about="A waiting task will never run. For a running task, its worker passes the request on to the function. The "
     "task stays RUNNING until the function has ended. Then it is CANCELLED if the function raised, and SUCCESSFUL if "
-    "it returned nevertheless. The newest tasks are first.",
+    "it returned nevertheless. The newest tasks are first. With parts=True the unfinished tasks for which these tasks "
+    "wait, and no others, are cancelled as well.",
     statuses=frozenset({*WAITING, TaskStatus.RUNNING}),
     # Without those whose cancel was requested before.
     chosen=lambda tasks, value: tasks.filter(~_RUNNING | Q(cancel_requested_at__isnull=True)),
@@ -443,6 +443,17 @@ CANCEL = Verb(
         "%(count)s task would be cancelled, or asked to end if it runs.",
         "%(count)s tasks would be cancelled, or asked to end if they run.",
         n,
+    ),
+    offer=Offer(
+        option="parts",
+        help=_("Cancel the unfinished tasks as well for which only these wait."),
+        is_preset=False,
+        find=unfinished_parts,
+        text=lambda n: ngettext(
+            "And %(count)s unfinished task for which no other task waits.",
+            "And %(count)s unfinished tasks for which no other task waits.",
+            n,
+        ),
     ),
 )
 MOVE = Verb(
@@ -513,12 +524,13 @@ LOWEST_RATE, HIGHEST_RATE = 0.001, float(WINDOW)
 
 
 class Work(NamedTuple):
-    """What is to be changed: the tasks with these ids, or the group of failures."""
+    """What is to be changed: the tasks with these ids, or the group of failures; the related tasks as well?"""
 
     verb: str
     ids: Sequence[int] = ()
     value: str = ""
     fingerprint: int | None = None
+    with_related: bool = False
 
 
 class Batch(NamedTuple):
@@ -544,12 +556,13 @@ def change_tasks(
     value: str = "",
     fingerprint: int | None = None,
     rate: float | None = None,
+    with_related: bool = False,
 ) -> int:
     """Apply a verb to tasks, in batches: to those with these ids, or to a group of failures, at most ``rate`` a second.
 
     Returns how many were changed.
     """
-    result, work = context.task_result, Work(verb, ids, value, fingerprint)
+    result, work = context.task_result, Work(verb, ids, value, fingerprint, with_related)
     backend: Any = task_backends[result.backend]
     limit = WINDOW if rate is None else max(1, math.floor(rate))
     seconds = 0.0 if rate is None else limit / rate
@@ -587,7 +600,11 @@ def change_batch(
             return Batch(state["done"], is_over=False, wait=wait)
         ids, state["position"] = next_ids(tasks, work, state["position"], limit)
         if ids:
-            state["done"] += VERBS[work.verb].apply(tasks.filter(is_among(ids)), work.value)
+            verb, chosen = VERBS[work.verb], tasks.filter(is_among(ids))
+            related = verb.related(chosen).ids if work.with_related else ()
+            state["done"] += verb.apply(chosen, work.value)
+            # Not counted: the total is that of the group.
+            verb.apply(rows.filter(is_among(related)), work.value)
             state["next_at"] = float(now) + seconds
         if not own.update(progress=state):
             raise ClaimLost(f"Task {by} is no longer claimed by this attempt, so it changes nothing.")
@@ -613,8 +630,10 @@ def enqueue_change(using: str, verb: Verb, ids: Sequence[int], value: str = "") 
     return [int(change.enqueue(verb.name, list(some), *extra).id) for some in windows(ids, MOST_IDS)]
 
 
-def enqueue_redrive(using: str, fingerprint: int, rate: float) -> tuple[int, bool]:
+def enqueue_redrive(using: str, fingerprint: int, rate: float, *, dependants: bool = False) -> tuple[int, bool]:
     """Enqueue the task that retries a group of failures, at most ``rate`` tasks a second.
+
+    ``dependants``: also the tasks that were cancelled because of them.
 
     Returns its id, and whether it is new: a group has one redrive at a time. Raises ``ValueError`` for a rate that is
     too low or too high, and ``ConfigurationError`` as ``enqueue_change`` does.
@@ -624,7 +643,7 @@ def enqueue_redrive(using: str, fingerprint: int, rate: float) -> tuple[int, boo
     unique = Unique("{fingerprint}", while_="unfinished", on_conflict="raise")
     work = change_tasks.using(backend=_backend_of(using), unique=unique)
     try:
-        return int(work.enqueue(RETRY.name, fingerprint=fingerprint, rate=rate).id), True
+        return int(work.enqueue(RETRY.name, fingerprint=fingerprint, rate=rate, with_related=dependants).id), True
     except DuplicateTask as there:
         return int(there.result_id), False
 

@@ -58,6 +58,8 @@ def ended(using: str, ids: Sequence[int]) -> list[tuple[int, bool]]:
 
 
 DEPENDENCY_FAILED = "django_pglock.errors.DependencyFailed"
+#: Like the last line of a traceback, in which people find the message.
+DEPENDENCY_TEXT = "DependencyFailed: This task was to run after task %s, which did not succeed or was deleted."
 #: The number of waiters that upkeep reads in one round.
 WAITERS_AT_ONCE = 5000
 #: The largest number of waiters that one statement releases.
@@ -134,11 +136,12 @@ WITH done AS MATERIALIZED (
               child.failed
 ), recorded AS (
     INSERT INTO {attempt} AS earlier
-        (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
-    SELECT id, number, NULL, clock_timestamp(), clock_timestamp(), 'FAILED', %s, format(%s, failed)
+        (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback, cause)
+    SELECT id, number, NULL, clock_timestamp(), clock_timestamp(), 'FAILED', %s, format(%s, failed), failed
     FROM moved WHERE status = 'CANCELLED'
     -- If it was retried and is cancelled again. A failed attempt of the function stays.
-    ON CONFLICT (task_id, number) DO UPDATE SET finished_at = EXCLUDED.finished_at, traceback = EXCLUDED.traceback
+    ON CONFLICT (task_id, number) DO UPDATE
+    SET finished_at = EXCLUDED.finished_at, traceback = EXCLUDED.traceback, cause = EXCLUDED.cause
     WHERE earlier.exception_path = EXCLUDED.exception_path
 ), notified AS MATERIALIZED (
     SELECT count(pg_notify(%s, awaited::text)) FROM (SELECT DISTINCT awaited FROM gone WHERE task_id IS NULL) AS ended
@@ -224,9 +227,7 @@ def _awaited(using: str, ids: set[int]) -> set[int]:
 
 def _release(using: str, ids: list[int]) -> tuple[list[tuple[int, str, str, str | None, int]], int]:
     """Release some waiters. Return the waiting tasks that were changed, and how many waiters were released."""
-    # Like the last line of a traceback, in which people find the message.
-    text = "DependencyFailed: This task was to run after task %s, which did not succeed or was deleted."
-    values = (array_of_numbers(ids), RELEASED_AT_ONCE, DEPENDENCY_FAILED, text, DONE_CHANNEL)
+    values = (array_of_numbers(ids), RELEASED_AT_ONCE, DEPENDENCY_FAILED, DEPENDENCY_TEXT, DONE_CHANNEL)
     # As a message, which is READ COMMITTED. At REPEATABLE READ, a wait for a row that changes ends with an error.
     try:
         rows = run(using, RELEASE, *values, first=LIMIT_RELEASE)

@@ -23,6 +23,7 @@ from django_pglock.management.arguments import WrongArguments, number, plain_ref
 from django_pglock.management.terminal import TerminalCommand, confirm, ignore_broken_pipe, printable
 from django_pglock.models import Queue, Task, Worker
 from django_pglock.postgres.connections import connection_for
+from django_pglock.store.dependants import Related
 from django_pglock.store.failures import MOST_FOUND, FailureCounts, failures
 from django_pglock.store.id_range import newest
 from django_pglock.store.numbers import totals
@@ -32,6 +33,7 @@ from django_pglock.store.operate import (
     LOWEST_RATE,
     RETRY,
     VERBS,
+    Offer,
     Verb,
     check_target,
     enqueue_redrive,
@@ -136,6 +138,7 @@ class Command(TerminalCommand):
         for verb in VERBS.values():
             added = self._add(verb.command, partial(self._change, verb), str(verb.help))
             add_choice(added)
+            add_offer(added, verb.offer)
             if verb.takes_queue:
                 added.add_argument("--to", dest="value", metavar="QUEUE", required=True, help=_("The other queue."))
 
@@ -144,6 +147,7 @@ class Command(TerminalCommand):
         redrive = self._add("redrive", self._redrive, text, *OF_FAILURES)
         text = _("Retry at most N tasks of a group a second, in the background. Default: all at once, by this command.")
         redrive.add_argument("--rate", type=number(float, LOWEST_RATE, HIGHEST_RATE), metavar="N", help=text)
+        add_offer(redrive, RETRY.offer)
         add_questions(redrive)
         text = _("Delete finished tasks that are older than the setting PRUNE_AFTER allows.")
         prune = self._add("prune", self._prune, text, "--status")
@@ -255,22 +259,23 @@ class Command(TerminalCommand):
         tasks = rows.filter(status=TaskStatus.FAILED, fingerprint__in=groups)
         if options["rate"] is None:
             self._apply(RETRY, tasks, options)
-        elif self._is_confirmed(RETRY, tasks, options):
+        elif self._is_confirmed(RETRY, tasks, options, related=self._related(RETRY, tasks, options)):
             for group in groups:
-                self._enqueue_redrive(rows.db, group, options["rate"])
+                self._enqueue_redrive(rows.db, group, options)
 
-    def _enqueue_redrive(self, using: str, group: int, rate: float) -> None:
+    def _enqueue_redrive(self, using: str, group: int, options: dict[str, Any]) -> None:
         with wrong_arguments():
-            made, is_new = enqueue_redrive(using, group, rate)
+            made, is_new = enqueue_redrive(using, group, options["rate"], dependants=options["dependants"])
         text = _("Task %(id)d retries the failures of group %(group)d. To stop it: manage.py locktasks cancel %(id)d")
         if not is_new:
             text = _("Task %(id)d retries the failures of group %(group)d already. Cancel it to change the rate.")
         self.stdout.write(text % {"id": made, "group": group})
 
     def _apply(self, verb: Verb, tasks: Any, options: dict[str, Any], value: str = "") -> None:
-        if not self._is_confirmed(verb, tasks, options, value):
+        related = self._related(verb, tasks, options)
+        if not self._is_confirmed(verb, tasks, options, value, related=related):
             return
-        count, ids = verb.apply(tasks, value), set(options.get("ids", []))
+        count, ids = verb.apply(tasks, value, related.ids), {*options.get("ids", []), *related.ids}
         if ids and not count:
             raise CommandError(
                 _("No task with these ids is in a state that allows this. Run: manage.py locktasks show ID")
@@ -279,15 +284,26 @@ class Command(TerminalCommand):
         if (left := len(ids) - count) > 0:
             self.stdout.write(verb.message(verb.unchanged, left))
 
-    def _is_confirmed(self, verb: Verb, tasks: Any, options: dict[str, Any], value: str = "") -> bool:
+    def _related(self, verb: Verb, tasks: Any, options: dict[str, Any]) -> Related:
+        """Return the other tasks to change as well. Without the option, they are only offered."""
+        if verb.offer is None:
+            return Related()
+        related = verb.related(tasks)
+        if related.remark:
+            self.stdout.write(related.remark)
+        return related if options[verb.offer.option] else Related()
+
+    def _is_confirmed(
+        self, verb: Verb, tasks: Any, options: dict[str, Any], value: str = "", *, related: Related
+    ) -> bool:
         """Say how many tasks a verb would change, and ask, unless the options answer that. Return the answer."""
-        if remark := verb.remark(tasks):
-            self.stdout.write(remark)
         # A user who gives ids has seen these tasks.
         if not options["dry_run"] and (options.get("ids") or options["yes"]):
             return True
         count = verb.movable(tasks, value)[: MOST_COUNTED + 1].count()
         self.stdout.write(verb.message(verb.question, count, most=MOST_COUNTED))
+        if verb.offer and related.ids:
+            self.stdout.write(verb.message(verb.offer.text, len(related.ids)))
         if options["dry_run"] or not count:
             return False
         confirm()
@@ -354,6 +370,13 @@ def add_choice(parser: CommandParser) -> None:
     add_filters(parser, *OF_TASKS)
     parser.add_argument("--all", action="store_true", help=_("All tasks that can be changed in this way."))
     add_questions(parser)
+
+
+def add_offer(parser: CommandParser, offer: Offer | None) -> None:
+    """Add the option that changes related tasks as well, and the one that does not."""
+    if offer is not None:
+        action = argparse.BooleanOptionalAction
+        parser.add_argument(f"--{offer.option}", action=action, default=offer.is_preset, help=offer.help)
 
 
 def add_questions(parser: CommandParser) -> None:

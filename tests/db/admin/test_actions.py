@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.db import connection
+from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.admin import pages
-from django_pglock.models import Task
+from django_pglock.models import Task, Waiter
 from django_pglock.store.operate import DELETE, MOVE, change_tasks, enqueue_change
-from tests.db.admin.visits import LIST, act, logged, make, page_of, person, said, start_worker, url
+from django_pglock.store.release import DEPENDENCY_FAILED
+from tests.db.admin.visits import LIST, act, add_attempt, logged, make, page_of, person, said, start_worker, url
 
 pytestmark = pytest.mark.django_db
 
@@ -196,14 +198,50 @@ def test_enqueued_bulk_changes_move_and_delete_tasks(worker, eventually):
     assert not Task.objects.filter(pk=failed.pk).exists()
 
 
-def test_a_retry_names_what_stays_cancelled_because_of_the_tasks_that_it_repairs(client):
-    """A fan-in of which one part was repaired: the final task does not run by itself."""
+def cancelled_after(*parts):
+    """Return a task that was cancelled because of the first of these."""
+    final = make("CANCELLED", meta={"after": [each.pk for each in parts]})
+    add_attempt(final, 0, DEPENDENCY_FAILED, cause=parts[0].pk)
+    return final
+
+
+def test_a_retry_offers_what_was_cancelled_because_of_the_task(client):
+    """A fan-in of which one part was repaired: without this, the final task would stay cancelled."""
     person(client, "view_task", "retry_task")
     part = make("FAILED")
-    final = make("CANCELLED", meta={"after": [part.pk]})
-    remark = f"1 task stays cancelled, because it was to run after one of these: #{final.pk}. Retry it as well."
-    data = {"action": "retry", "_selected_action": [part.pk], "select_across": "1"}
-    question = client.post(f"{LIST}?status__exact=FAILED", data).content.decode()
-    assert "1 task would run again." in question
-    assert remark in question
+    final = cancelled_after(part)
+    button = url("task", "verb", part.pk, "retry")
+    for question in (client.post(button), act(client, "retry", part)):
+        page = question.content.decode()
+        assert "1 task would run again." in page
+        assert "checked> And 1 task that was cancelled because of it." in page
+    data = {"action": "retry", "_selected_action": [part.pk], "confirmed": "1"}
+    assert said(client.post(LIST, data, follow=True)) == ["1 task will run again."]
+    assert Task.objects.get(pk=final.pk).status == "CANCELLED"
+    Task.objects.filter(pk=part.pk).update(status="FAILED", finished_at=Now())
+    assert said(client.post(button, {"confirmed": "1", "related": "1"}, follow=True)) == ["2 tasks will run again."]
+    assert [each.status for each in Task.objects.order_by("pk")] == ["READY", "BLOCKED"]
+
+
+def test_a_retry_names_why_a_task_stays_cancelled(client):
+    person(client, "view_task", "retry_task")
+    part, other = make("FAILED"), make("FAILED")
+    cancelled_after(part, other)
+    remark = (
+        "1 task stays cancelled, because it was to run after other tasks that did not succeed: "
+        f"#{other.pk}. Retry these as well."
+    )
     assert said(act(client, "retry", part)) == ["1 task will run again.", remark]
+
+
+def test_a_cancel_offers_the_unfinished_parts(client):
+    person(client, "view_task", "cancel_task")
+    part = make("READY")
+    final = make("BLOCKED", waits_for=1, meta={"after": [part.pk]})
+    Waiter.objects.create(awaited=part.pk, task=final)
+    button = url("task", "verb", final.pk, "cancel")
+    page = client.post(button).content.decode()
+    assert "> And 1 unfinished task for which no other task waits." in page
+    assert "checked" not in page
+    client.post(button, {"confirmed": "1", "related": "1"})
+    assert {each.status for each in Task.objects.all()} == {"CANCELLED"}

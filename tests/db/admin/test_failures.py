@@ -9,7 +9,8 @@ from django.urls import reverse
 
 from django_pglock.models import Task
 from django_pglock.store.operate import enqueue_redrive
-from tests.db.admin.visits import logged, person, said, url
+from django_pglock.store.release import DEPENDENCY_FAILED
+from tests.db.admin.visits import add_attempt, logged, make, person, said, url
 from tests.db.store.test_failures import fail
 
 pytestmark = pytest.mark.django_db
@@ -68,7 +69,7 @@ def test_a_group_is_retried_at_a_rate_by_a_task(client, failed):
     person(client, "view_task", "retry_task")
     [text] = said(confirm(client, button("retry"), "2.5"))
     made = Task.objects.get(status="READY")
-    assert made.kwargs == {"fingerprint": 7, "rate": 2.5}
+    assert made.kwargs == {"fingerprint": 7, "rate": 2.5, "with_related": False}
     assert f"#{made.pk}" in text
     assert statuses(failed) == ["FAILED"] * 3
     assert logged() == [f"redrive: group 7, 2.5 tasks a second, by #{made.pk}"]
@@ -76,6 +77,19 @@ def test_a_group_is_retried_at_a_rate_by_a_task(client, failed):
     assert text.startswith("The group is retried already")
     assert len(logged()) == 1
     assert Task.objects.filter(status="READY").count() == 1
+
+
+def test_a_group_offers_what_was_cancelled_because_of_its_tasks(client, failed):
+    person(client, "view_task", "retry_task")
+    final = make("CANCELLED", meta={"after": [failed[0].pk]})
+    add_attempt(final, 0, DEPENDENCY_FAILED, cause=failed[0].pk)
+    question = client.post(button("retry")).content.decode()
+    assert "And 1 task that was cancelled because of it." in question
+    client.post(button("retry"), {"confirmed": "1", "related": "1", "value": "2.5"})
+    assert Task.objects.get(status="READY").kwargs["with_related"] is True
+    Task.objects.filter(status="READY").delete()
+    answer = client.post(button("retry"), {"confirmed": "1", "related": "1", "value": ""}, follow=True)
+    assert said(answer)[1:] == ["3 tasks will run again."]
 
 
 def test_the_page_shows_how_far_a_redrive_has_come(client, failed):

@@ -236,7 +236,7 @@ def test_a_redrive_asks_first_and_may_be_a_dry_run(two_groups, answer):
 def test_a_redrive_at_a_rate_is_run_by_a_task(two_groups):
     said = locktasks("redrive", "--exception", "Refused", "--rate", 2.5, "--yes")
     made = Task.objects.get(status="READY")
-    assert made.kwargs == {"fingerprint": 7, "rate": 2.5}
+    assert made.kwargs == {"fingerprint": 7, "rate": 2.5, "with_related": True}
     assert f"Task {made.pk} retries the failures of group 7. To stop it: manage.py locktasks cancel {made.pk}" in said
     assert statuses(two_groups) == ["FAILED"] * 3
     again = locktasks("redrive", "--fingerprint", 7, "--rate", 9, "--yes")

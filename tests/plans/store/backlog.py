@@ -27,8 +27,9 @@ STATISTICS = ("none", "of an empty table", "of an emptied table", "from before",
 #: The tables that have many rows, and statistics of each kind.
 TABLES = ("django_pglock_task", "django_pglock_attempt", "django_pglock_waiter")
 ATTEMPTS = """
-INSERT INTO django_pglock_attempt (task_id, number, started_at, finished_at, outcome, exception_path, traceback)
-SELECT id, 1, now(), now(), 'FAILED', 'x', 'x' FROM django_pglock_task
+INSERT INTO django_pglock_attempt (task_id, number, started_at, finished_at, outcome, exception_path, traceback,
+                                   cause)
+SELECT id, 1, now(), now(), 'FAILED', 'x', 'x', id FROM django_pglock_task
 """
 
 #: Buckets of ``rate=`` whose keys come before all others, in a table that had none when it was analyzed. Its one page

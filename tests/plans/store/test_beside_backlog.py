@@ -14,6 +14,7 @@ from django_pglock.models import Task
 from django_pglock.store.admit import ADMIT, ADMIT_NEXT, BLOCKED_KEYS, HOLDERS
 from django_pglock.store.claim import CLAIM_FAIR, CLAIM_GROUP, RUNNING_CLAIM, claim_statement
 from django_pglock.store.count import COUNT_FAILED, COUNT_OTHERS, COUNT_READY
+from django_pglock.store.dependants import CANCELLED_BECAUSE_OF, PASS_CAUSE_ON, UNFINISHED_PARTS
 from django_pglock.store.enqueue import ENQUEUE_UNKNOWN, admit_statement, enqueue_statement
 from django_pglock.store.failures import FAILURE_GROUPS
 from django_pglock.store.id_range import BISECT
@@ -250,6 +251,10 @@ def few_rows(backlog):
         # Tasks that wait for others are enqueued, and wait again, beside a backlog.
         "HAVE_DEPENDENCIES": Call(filled(HAVE_DEPENDENCIES), (f"{{{backlog.ids[0]}}}",)),
         "WAIT_AGAIN": Call(filled(WAIT_AGAIN), (f"{{{backlog.ids[0]}}}",)),
+        # What belongs to a task is found by the index of causes, and by that of waiting tasks.
+        "CANCELLED_BECAUSE_OF": Call(filled(CANCELLED_BECAUSE_OF), [backlog.array]),
+        "UNFINISHED_PARTS": Call(filled(UNFINISHED_PARTS), [backlog.array]),
+        "PASS_CAUSE_ON": Call(filled(PASS_CAUSE_ON), [backlog.array, "%s"]),
         "ENQUEUE_MANY, with after": Call(insert_many(connection, tasks.nothing.using(after=backlog.ids), [CALL], "{}")),
         # A claim in turns reads the first tasks of each tenant.
         "CLAIM_FAIR": Call(

@@ -13,10 +13,12 @@ from django.db.models.functions import Now
 
 from django_pglock.conf import MOST_DAYS
 from django_pglock.management.commands import locktasks as command
-from django_pglock.models import Queue, Task
+from django_pglock.models import Attempt, Queue, Task
 from django_pglock.store.operate import VERBS
+from django_pglock.store.release import DEPENDENCY_FAILED
 from tests.db.store.test_prune import left, make
 from tests.db.store.workers import beat
+from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -214,3 +216,34 @@ def test_prune_deletes_by_the_setting_or_by_its_options():
     assert left() == {kept.pk}
     assert locktasks("prune", "--older-than", "21", "--status", "FAILED") == "0 tasks were deleted.\n"
     assert locktasks("prune", "--older-than", "19", "--status", "failed") == "1 task was deleted.\n"
+
+
+def test_a_retry_takes_what_was_cancelled_because_of_the_task_unless_told_otherwise():
+    def fail():
+        Task.objects.all().delete()
+        part = make("FAILED", days=0)
+        final = make("CANCELLED", days=0, meta={"after": [part.pk]})
+        Attempt.objects.create(
+            task=final,
+            number=0,
+            started_at=Now(),
+            finished_at=Now(),
+            outcome="FAILED",
+            exception_path=DEPENDENCY_FAILED,
+            cause=part.pk,
+        )
+        return part.pk
+
+    said = locktasks("retry", fail(), "--dry-run")
+    assert said == "1 task would run again.\nAnd 1 task that was cancelled because of it.\n"
+    assert locktasks("retry", fail()) == "2 tasks will run again.\n"
+    assert locktasks("retry", fail(), "--no-dependants") == "1 task will run again.\n"
+
+
+def test_a_cancel_leaves_the_parts_unless_told_otherwise():
+    for option, statuses in (("--parts", ["CANCELLED"] * 2), ("--no-parts", ["READY", "CANCELLED"])):
+        Task.objects.all().delete()
+        part = tasks.nothing.enqueue()
+        final = tasks.nothing.using(after=[part]).enqueue()
+        locktasks("cancel", final.id, option)
+        assert list(Task.objects.order_by("pk").values_list("status", flat=True)) == statuses
