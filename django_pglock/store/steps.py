@@ -52,8 +52,6 @@ R = TypeVar("R")
 #: The number of open waits that the upkeep compares with the events in one round.
 WAITS_AT_ONCE = 5000
 DAY = 86_400
-#: Seconds of the shortest pause.
-LEAST_PAUSE = 0.01
 
 RECORDS = """
 SELECT name, number, kind, result, failure, date_part('epoch', started_at), finished_at IS NOT NULL
@@ -84,23 +82,22 @@ COUNT_ANEW = """
 UPDATE {task} SET retries = 0, rescues = 0 WHERE id = %s AND attempts = %s AND status = 'RUNNING'
 """
 
-# The records of tasks that have just been suspended. A second pause of one wait has its record already.
+# The records of tasks that have just been suspended, by which attempt. A second pause of one wait has its record already,
+# and ends it if its time is over: then it has the event, or a failure.
 SUSPEND = """
-INSERT INTO {step} (task_id, name, number, kind, event, attempt, started_at)
-SELECT id, name, number, kind, NULLIF(event, ''), attempt, clock_timestamp()
-FROM unnest(%s::bigint[], %s::int[], %s::text[], %s::int[], %s::text[], %s::text[])
-    AS suspended (id, attempt, name, number, kind, event)
-ON CONFLICT DO NOTHING
-"""
-
-# Ends the wait of a task that runs again, if the event is there, or if the time is over. Then it has a failure.
-END_WAIT = """
-UPDATE {step} AS step
-SET finished_at = clock_timestamp(), result = event.payload,
-    failure = CASE WHEN event.name IS NULL THEN '{{}}'::jsonb END
-FROM (SELECT 1) AS here LEFT JOIN {event} AS event ON event.name = %s
-WHERE step.task_id = %s AND step.name = %s AND step.finished_at IS NULL
-  AND (event.name IS NOT NULL OR step.started_at + make_interval(secs => %s) <= clock_timestamp())
+INSERT INTO {step} AS step
+    (task_id, name, number, kind, event, attempt, started_at, finished_at, result, failure)
+SELECT id, name, number, kind, NULLIF(event, ''), attempt, clock_timestamp(),
+       CASE WHEN is_over THEN clock_timestamp() END, there.payload,
+       CASE WHEN is_over AND there.payload IS NULL THEN '{{}}'::jsonb END
+FROM unnest(%s::bigint[], %s::int[], %s::text[], %s::int[], %s::text[], %s::text[], %s::bool[])
+    AS suspended (id, attempt, name, number, kind, event, is_over)
+CROSS JOIN LATERAL (
+    SELECT (SELECT COALESCE(event.payload, 'null') FROM {event} AS event
+            WHERE is_over AND event.name = suspended.event LIMIT 1) AS payload) AS there
+ON CONFLICT (task_id, name) DO UPDATE
+SET attempt = EXCLUDED.attempt, finished_at = EXCLUDED.finished_at, result = EXCLUDED.result, failure = EXCLUDED.failure
+WHERE step.finished_at IS NULL
 """
 
 EMIT = """
@@ -110,23 +107,27 @@ ON CONFLICT DO NOTHING
 RETURNING name
 """
 
-# Ends the waits for events that are there, and makes the tasks ready that are suspended by them. Rows of tasks are
-# locked in the order of their ids. Each wait ends once, and an attempt that runs meanwhile sees that it has ended.
+# Ends the waits for events that are there, and makes the tasks ready that are suspended by them. A task that has been
+# claimed since then, and waits for its retry, finds the event then. Rows of tasks are locked in the order of their ids,
+# and read when they are locked: meanwhile a task may have begun to wait once more. Each wait ends once, and an attempt
+# that runs sees that it has ended.
 WAKE_WAITING = """
 WITH ended AS MATERIALIZED (
     SELECT step.task_id, step.name, event.payload FROM {step} AS step JOIN {event} AS event ON event.name = step.event
     WHERE step.event = ANY (%s::text[]) AND step.finished_at IS NULL
 ), locked AS MATERIALIZED (
-    SELECT task.id FROM {task} AS task WHERE task.id = ANY (ARRAY(SELECT task_id FROM ended))
-    ORDER BY task.id FOR NO KEY UPDATE
+    SELECT task.id, task.attempts, task.status FROM {task} AS task
+    WHERE task.id = ANY (ARRAY(SELECT task_id FROM ended)) ORDER BY task.id FOR NO KEY UPDATE
 ), closed AS (
     UPDATE {step} AS step SET finished_at = clock_timestamp(), result = ended.payload FROM ended
     WHERE step.task_id = ended.task_id AND step.name = ended.name AND step.finished_at IS NULL
       AND step.task_id = ANY (ARRAY(SELECT id FROM locked))
+    RETURNING step.task_id, step.attempt
 )
 UPDATE {task} AS task
 SET status = CASE WHEN task.lock_key IS NULL THEN 'READY' ELSE 'BLOCKED' END, run_after = clock_timestamp()
-WHERE task.id = ANY (ARRAY(SELECT id FROM locked)) AND task.status || '' = 'SCHEDULED'
+WHERE task.id = ANY (ARRAY(
+    SELECT id FROM locked JOIN closed ON closed.task_id = id AND closed.attempt = attempts WHERE status = 'SCHEDULED'))
 RETURNING task.status, task.queue, task.lock_key
 """
 LIMIT_WAKE = ("SET LOCAL lock_timeout = '1s'",)
@@ -271,16 +272,6 @@ class RecordedSteps(Steps):
         """Return the time of the server, by its clock at the claim."""
         return float(self.claim.last_attempted_at) + monotonic() - self._began
 
-    def end_wait(self, name: str, event: str, seconds: float) -> Record:
-        """End the wait if the event is there, or if its time is over. Return the record."""
-        run(self.using, END_WAIT, event, self.claim.id, name, seconds)
-        self.records = read_records(self.using, self.claim.id)
-        return self.records[name]
-
-    def seconds_left(self, record: Record, seconds: float) -> float:
-        """Return the seconds that are left of a wait, by the clock of the server at the claim."""
-        return max(LEAST_PAUSE, record.started_at + seconds - self.now())
-
 
 def read_records(using: str, task_id: int) -> dict[str, Record]:
     """Return the recorded steps of a task by their names, in order. One statement."""
@@ -304,7 +295,10 @@ def write_suspensions(using: str, suspended: Sequence[tuple[Claim, Suspension]])
     """
     if not suspended:
         return
-    rows = [(each.id, each.attempt, how.name, how.number, how.kind.value, how.event or "") for each, how in suspended]
+    rows = [
+        (each.id, each.attempt, how.name, how.number, how.kind.value, how.event or "", how.seconds <= 0)
+        for each, how in suspended
+    ]
     run(using, SUSPEND, *map(list, zip(*rows, strict=True)))
     if events := {how.event for _, how in suspended if how.event}:
         after_commit(using, wake_waiting, using, events)

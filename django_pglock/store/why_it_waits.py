@@ -34,13 +34,12 @@ WHERE task.id = %s
 """
 
 
-# The last step of a task, if the task has stopped in it. A sleep is over when the task is claimed again.
+# The last step of a task, if its last attempt was suspended by it. A task that was claimed since then waits for its retry.
 OPEN_STEP = """
 SELECT kind, event FROM (
-    SELECT step.kind, step.event, step.started_at, step.finished_at FROM {step} AS step WHERE step.task_id = %s
+    SELECT step.kind, step.event, step.attempt, step.finished_at FROM {step} AS step WHERE step.task_id = %s
     ORDER BY step.number DESC LIMIT 1) AS last
-WHERE finished_at IS NULL AND (
-    event IS NOT NULL OR started_at >= (SELECT task.last_attempted_at FROM {task} AS task WHERE task.id = %s))
+WHERE finished_at IS NULL AND attempt = (SELECT task.attempts FROM {task} AS task WHERE task.id = %s)
 """
 
 

@@ -14,7 +14,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_pglock.conf import unknown_option
-from django_pglock.errors import StepError, StepFailed, TaskOptionError
+from django_pglock.errors import EventTimeout, StepError, StepFailed, TaskOptionError
 from django_pglock.tasks import options as check
 from django_pglock.tasks.compat import Task
 from django_pglock.tasks.options import Group, Rate, Unique
@@ -184,7 +184,7 @@ class TaskFields(Task):  # type: ignore[type-arg]
 
     def can_retry(self, error: BaseException) -> bool:
         """Return whether the task is retried after this exception."""
-        if isinstance(error, (StepError, StepFailed)):
+        if isinstance(error, (StepError, StepFailed, EventTimeout)):
             # It would be raised again in each attempt.
             return False
         return isinstance(error, self.retry_on) and not isinstance(error, self.no_retry_on)

@@ -193,12 +193,10 @@ class Steps:
             self.end(StepError(flaw))
         record = self.begin(name, Kind.EVENT)
         seconds = MAX_DELAY if timeout is None else self._seconds(f"The timeout of {name!r}", timeout)
-        if record is None:
-            self.suspend(name, Kind.EVENT, seconds, event)
-        if not record.is_finished:
-            record = self.end_wait(name, event, seconds)
-        if not record.is_finished:
-            self.suspend(name, Kind.EVENT, self.seconds_left(record, seconds), event)
+        if record is None or not record.is_finished:
+            left = seconds if record is None else max(0.0, record.started_at + seconds - self.now())
+            # If its time is over, the settler ends the wait: here may be a coroutine, which must not wait for a server.
+            self.suspend(name, Kind.EVENT, left, event)
         if record.failure is not None:
             raise EventTimeout(f"The event {event!r} has not come within {seconds:g} s.")
         return record.result
@@ -402,14 +400,6 @@ class Steps:
     def now(self) -> float:
         """Return the time of the server, in seconds since the epoch. Without a worker, it is this host's."""
         return time()
-
-    def end_wait(self, name: str, event: str, seconds: float) -> Record:
-        """End the wait for an event if it has come, or if its time is over. Return the record."""
-        raise NotImplementedError
-
-    def seconds_left(self, record: Record, seconds: float) -> float:
-        """Return the seconds that are left of a wait."""
-        return seconds
 
 
 class PlainSteps(Steps):

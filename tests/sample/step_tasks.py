@@ -82,6 +82,12 @@ def approval(context, seconds):
         return str(error)
 
 
+@task(takes_context=True, max_attempts=3, backoff=60)
+def impatient(context):
+    part("before")
+    return context.wait_for("approved", timeout=3600)
+
+
 @task(takes_context=True, max_attempts=2, backoff=0)
 def wrong(context, how, is_swallowed=False):
     """Use steps in a way that is refused."""

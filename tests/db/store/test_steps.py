@@ -6,20 +6,23 @@ import re
 import sys
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from threading import Thread
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.utils.timezone import now
 
 from django_pglock import emit
 from django_pglock.errors import ClaimLost
 from django_pglock.models import Event, Step, Task
+from django_pglock.store.outcome import Snoozed
+from django_pglock.store.settle import settle
 from django_pglock.store.steps import RecordedSteps, missed_events, prune_events, read_records, wake_waiting
 from django_pglock.store.why_it_waits import why_it_waits
 from django_pglock.tasks import registry
 from django_pglock.tasks.retry import MAX_DELAY
-from django_pglock.tasks.steps import StepEnded, Suspension
+from django_pglock.tasks.steps import Kind, StepEnded, Suspension
 from django_pglock.testing import run_tasks
 from tests.sample import step_tasks as sample
 from tests.sample.models import Effect
@@ -175,10 +178,63 @@ def test_an_event_that_does_not_come_in_time_raises():
     assert outcomes(until="due") == ["snoozed"]
     Step.objects.update(started_at=now() - timedelta(hours=2))
     Task.objects.update(run_after=Now())
-    assert outcomes(until="due") == ["succeeded"]
+    assert outcomes(until="due") == ["snoozed", "succeeded"], "the wait ends, and then the function continues"
     assert refreshed(result).return_value == "The event 'approved' has not come within 3600 s."
     emit("approved", 1)
     assert read_records("default", int(result.id))["approved"].result is None, "the timeout stays"
+
+
+def test_a_coroutine_whose_event_does_not_come_in_time_sends_no_statement():
+    result = sample.aorder.enqueue(7)
+    assert outcomes() == ["snoozed", "snoozed", "failed"]
+    assert refreshed(result).errors[0].exception_class_path == "django_pglock.errors.EventTimeout"
+
+
+def test_an_event_that_is_there_although_the_time_is_over_counts():
+    """Its emitter died before it made the task ready."""
+    result = sample.approval.enqueue(3600)
+    assert outcomes(until="due") == ["snoozed"]
+    Step.objects.update(started_at=now() - timedelta(hours=2))
+    Event.objects.create(name="approved", emitted_at=now(), expires_at=now(), payload=None)
+    Task.objects.update(run_after=Now())
+    assert outcomes(until="due") == ["snoozed", "succeeded"]
+    assert refreshed(result).return_value is None
+
+
+def test_an_event_does_not_end_the_back_off_of_a_task():
+    result = sample.impatient.enqueue()
+    assert outcomes(until="due") == ["snoozed"]
+    sample.FAILING["before"] = 1
+    Task.objects.all().run_now()
+    assert outcomes(until="due") == ["retried"]
+    task = Task.objects.get()
+    assert why_it_waits(task, "default") == ""
+    emit("approved", 1)
+    assert Task.objects.get().run_after == task.run_after
+    assert outcomes(until="due") == []
+    assert outcomes() == ["succeeded"]
+    assert refreshed(result).return_value == 1
+
+
+def test_an_event_is_not_lost_for_a_task_that_just_begins_to_wait_once_more(claim, eventually, monkeypatch):
+    """Its emitter sees a running task, waits for the row, and finds it suspended. The worker finds the wait ended."""
+    monkeypatch.setattr("django_pglock.store.steps.LIMIT_WAKE", ())
+    result = sample.approval.enqueue(3600)
+    assert outcomes(until="due") == ["snoozed"]
+    Task.objects.all().run_now()
+    [mine] = claim()
+    Event.objects.create(name="approved", emitted_at=now(), expires_at=now() + timedelta(days=1), payload=1)
+    again = Snoozed(60, suspension=Suspension("approved", Kind.EVENT, 1, 60, "approved"))
+    emitter = Thread(target=lambda: (wake_waiting("default", ["approved"]), connection.close()))
+    with transaction.atomic():
+        with monkeypatch.context() as first:
+            first.setattr("django_pglock.store.steps.after_commit", lambda *values: None)
+            settle("default", [(mine, again)], mine.worker)
+        emitter.start()
+        eventually(lambda: execute_sql("SELECT 1 FROM pg_locks WHERE NOT granted"), why="it does not wait for the row")
+    emitter.join()
+    assert outcomes(until="due") == ["succeeded"]
+    assert refreshed(result).return_value == 1
 
 
 def test_run_now_does_not_end_a_wait_and_does_not_prolong_it():
@@ -207,7 +263,7 @@ def test_an_event_and_the_timeout_at_once_leave_one_of_them(in_threads):
 
 def test_run_tasks_does_not_wait_for_an_event_that_does_not_come():
     result = sample.approval.enqueue(3600)
-    assert outcomes() == ["snoozed", "succeeded"]
+    assert outcomes() == ["snoozed", "snoozed", "succeeded"]
     assert refreshed(result).return_value == "The event 'approved' has not come within 3600 s."
 
 

@@ -61,7 +61,6 @@ from django_pglock.store.statements import array_of_numbers, filled
 from django_pglock.store.steps import (
     COUNT_ANEW,
     EMIT,
-    END_WAIT,
     FORGET_FAILED,
     MISSED_EVENTS,
     NOTE_POSITION,
@@ -310,8 +309,7 @@ def steps(backlog):
         "RECORD": Call(filled(RECORD), ("new", 1, "1", None, 0.0, first, 1)),
         "NOTE_POSITION": Call(filled(NOTE_POSITION), ("rows", 1, '"7"', False, first, 1)),
         "COUNT_ANEW": Call(filled(COUNT_ANEW), (first, 1)),
-        "SUSPEND": Call(filled(SUSPEND), ([first], [1], ["rest"], [1], ["SLEEP"], [""])),
-        "END_WAIT": Call(filled(END_WAIT), ("came 7", first, "wait", 0.0)),
+        "SUSPEND": Call(filled(SUSPEND), ([first], [1], ["rest"], [1], ["EVENT"], ["came 7"], [True])),
         "EMIT": Call(filled(EMIT), ("new", "1", 60.0)),
         "WAKE_WAITING": Call(filled(WAKE_WAITING), (["came 7", "awaited 7"],)),
         "MISSED_EVENTS": Call(filled(MISSED_EVENTS), ("", BATCH), by_index=True),
