@@ -34,7 +34,8 @@ _NAMES = {
     "postgres.notifications": "listen notify",
     "store.claim_manager": "ClaimManager ClaimQuerySet",
     "store.steps": "emit",
-    "tasks": "Cancel Exponential Group Linear Rate Retry Snooze TaskContext Unique aenqueue_many enqueue_many task",
+    "tasks": "Calls Cancel Exponential Group Linear Rate Retry Snooze TaskContext Unique aenqueue_many enqueue_many "
+    "task",
 }
 _MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
 

@@ -30,7 +30,7 @@ from sentry_sdk.tracing_utils import has_span_streaming_enabled
 from sentry_sdk.utils import event_from_exception, has_data_collection_enabled
 
 from django_pglock.errors import TaskCancelled
-from django_pglock.store.outcome import Cancelled, Failed, Succeeded
+from django_pglock.store.outcome import Cancelled, Failed, Mixed, Succeeded
 from django_pglock.tasks import instrumentation
 from django_pglock.tasks.arguments import from_json
 from django_pglock.tasks.claim import Claim
@@ -103,8 +103,12 @@ class SentryInstrument:
             if check_in is not None:
                 capture_checkin(**check_in, status=MonitorStatus.IN_PROGRESS)
             outcome = yield
-            if isinstance(outcome, Failed) and outcome.failure.exception is not None:
-                _report(claim, outcome.failure.exception, outcome.failure.exception_path)
+            if isinstance(outcome, Mixed):
+                for call, each in zip(attempt.claims, outcome.each, strict=True):
+                    with sentry_sdk.new_scope() as own:
+                        own.add_event_processor(partial(_describe, call, _row_of_call(call)))
+                        _report(call, each)
+            _report(claim, outcome)
             if check_in is not None and isinstance(outcome, Succeeded | Failed | Cancelled):
                 status = MonitorStatus.OK if isinstance(outcome, Succeeded) else MonitorStatus.ERROR
                 capture_checkin(**check_in, status=status)
@@ -113,10 +117,19 @@ class SentryInstrument:
             _end(span, is_error=has_failed and not isinstance(outcome, Cancelled))
 
 
-def _report(claim: Claim, error: BaseException, path: str) -> None:
+def _row_of_call(claim: Claim) -> SimpleNamespace:
+    """Return what is shown of one call of a group."""
+    meta, kwargs = from_json(claim.meta), from_json(claim.kwargs)
+    return SimpleNamespace(task_path=claim.task_path, meta=meta, args=[], kwargs=kwargs)
+
+
+def _report(claim: Claim, outcome: Any) -> None:
+    """Report the exception by which a task has failed, if it has."""
+    if not isinstance(outcome, Failed) or (error := outcome.failure.exception) is None:
+        return
     mechanism = {"type": PGLockIntegration.identifier, "handled": False}
     event, hint = event_from_exception(error, sentry_sdk.get_client().options, mechanism)
-    event["fingerprint"] = [claim.task_path, path]
+    event["fingerprint"] = [claim.task_path, outcome.failure.exception_path]
     sentry_sdk.capture_event(event, hint=hint)
     # Not setattr(): the class of the exception is the user's.
     object.__setattr__(error, REPORTED, True)

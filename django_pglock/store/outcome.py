@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import builtins
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
@@ -144,6 +144,16 @@ class Abandoned:
     status = TaskStatus.SCHEDULED
 
 
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """The function of a group returned, and some of its calls have failed by themselves.
+
+    It is not written: ``each`` has the outcome of each claim, in their order.
+    """
+
+    each: Sequence[Outcome]
+
+
 Outcome = Succeeded | Failed | Retried | Snoozed | Cancelled | Interrupted | GivenBack | Abandoned
 #: The outcome of a task that would run again if its cancel had not been requested meanwhile.
 CANCEL_REQUESTED = Cancelled(
@@ -160,7 +170,7 @@ FINAL = (Succeeded, Failed, Cancelled)
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
 #: The first frames of each traceback belong to this package. They are removed: a reader does not need them, and the
 #: variables of a frame that still runs cannot be cleared.
-_OWN_FRAMES = "django_pglock.worker."
+_OWN_FRAMES = ("django_pglock.worker.", "django_pglock.tasks.calls")
 
 
 def readable(error: BaseException) -> BaseException:

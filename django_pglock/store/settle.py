@@ -23,7 +23,7 @@ from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import is_plain_django, literals, send
 from django_pglock.store.admit import admit
 from django_pglock.store.enqueue import enqueue_handlers
-from django_pglock.store.outcome import Failed, Interrupted, Outcome, Retried, Succeeded
+from django_pglock.store.outcome import SUCCEEDED, Failed, Interrupted, Outcome, Retried, Succeeded
 from django_pglock.store.release import release
 from django_pglock.store.requests_to_worker import write_progress
 from django_pglock.store.statements import IN_INDEX_ORDER, array_of_numbers, filled, run
@@ -147,16 +147,25 @@ SELECT 1 / count(*) FROM settled
 
 # Settles the successes of a group in the same way, all or none, and without the limit of ``SETTLE_SUCCESSES``. With a
 # statement for each task, the server would spend most of its time on their plans.
+_LIMIT = "AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''"
 SETTLE_OWN_SUCCESSES = f"""
-WITH settled AS ({SETTLE_SUCCESSES.replace(" AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''", "")})
+WITH settled AS ({SETTLE_SUCCESSES.replace(_LIMIT, "")})
 SELECT 1 / (count(*) = %s)::int FROM settled
 """
+
+# Sent before it, if calls of a group have failed by themselves. The first one locks the rows of all calls in the order
+# in which each other statement locks them, because the failures are written before the successes.
+LOCK_OWN = "SELECT FROM {task} WHERE id = ANY (%s::bigint[]) ORDER BY id FOR NO KEY UPDATE"
+SETTLE_OWN_OTHERS = SETTLE_OTHERS.replace(_LIMIT, "")
 
 # Sent before it. Limits that a role has for its own statements must not decide over ours: the table may be locked, for
 # example by a migration, and the function has returned. The transaction ends here, so its limits end with it.
 OWN_LIMITS = ("SET LOCAL lock_timeout = '30s'", "SET LOCAL statement_timeout = '60s'")
 OWN_LIMITS_FROM_17 = (*OWN_LIMITS, "SET LOCAL transaction_timeout = 0")
 SHORT_LIMITS = "SET LOCAL lock_timeout = '100ms';SET LOCAL statement_timeout = '5s'"
+
+
+CLAIM_LOST = "The task is no longer claimed by this attempt."
 
 
 class SettleRefused(Exception):
@@ -177,14 +186,22 @@ def settle(using: str, outcomes: Sequence[tuple[Claim, Outcome]], worker: UUID) 
         claims, ended = zip(*successes, strict=True)
         columns = _success_columns(claims, map(attrgetter("result"), ended))
         accepted.update(run(using, SETTLE_SUCCESSES, *columns, prepared=True))
-    if others := [_columns(*pair) for pair in outcomes if not isinstance(pair[1], Succeeded)]:
-        others.sort(key=itemgetter(0, 1))
-        handlers = [(claim.id, path) for claim, outcome in outcomes if (path := _handler_of(claim, outcome))]
-        suspended = [(claim, how) for claim, outcome in outcomes if (how := getattr(outcome, "suspension", None))]
-        with transaction.atomic(using=using) if handlers or suspended else nullcontext():
-            accepted.update(run(using, SETTLE_OTHERS, *map(list, zip(*others, strict=True)), worker))
-            enqueue_handlers(using, [(id_, path) for id_, path in handlers if id_ in accepted])
-            write_suspensions(using, [(claim, how) for claim, how in suspended if claim.id in accepted])
+    if others := [pair for pair in outcomes if not isinstance(pair[1], Succeeded)]:
+        accepted.update(_settle_others(using, others, worker))
+    return accepted
+
+
+def _settle_others(
+    using: str, others: Sequence[tuple[Claim, Outcome]], worker: UUID, statement: str = SETTLE_OTHERS
+) -> dict[int, float | None]:
+    """Write outcomes other than successes, and what follows from them. Return the accepted ids with their dates."""
+    columns = sorted((_columns(*pair) for pair in others), key=itemgetter(0, 1))
+    handlers = [(claim.id, path) for claim, outcome in others if (path := _handler_of(claim, outcome))]
+    suspended = [(claim, how) for claim, outcome in others if (how := getattr(outcome, "suspension", None))]
+    with transaction.atomic(using=using) if handlers or suspended else nullcontext():
+        accepted = dict(run(using, statement, *map(list, zip(*columns, strict=True)), worker))
+        enqueue_handlers(using, [(id_, path) for id_, path in handlers if id_ in accepted])
+        write_suspensions(using, [(claim, how) for claim, how in suspended if claim.id in accepted])
     return accepted
 
 
@@ -218,9 +235,10 @@ def finish_dates(using: str, ids: Sequence[int]) -> dict[int, float]:
     return {id_: date for id_, date in rows if date is not None}
 
 
-def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]], *, wait_for_disk: bool = True) -> None:
-    """Write successes as the last statement of the current transaction, and commit it, in one message.
+def settle_and_commit(using: str, ended: Sequence[tuple[Claim, Outcome]], *, wait_for_disk: bool = True) -> None:
+    """Write outcomes as the last statement of the current transaction, and commit it, in one message.
 
+    If calls of a group have failed by themselves, their outcomes are written by a message before it.
     ``wait_for_disk=False``: the COMMIT returns before the disk has it. A crash of the server may lose it, as a whole:
     https://www.postgresql.org/docs/current/wal-async-commit.html.
 
@@ -230,29 +248,48 @@ def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]], 
     """
     connection = connection_for(using)
     connection.ensure_connection()
-    [(claim, outcome), *others] = successes
-    statement, values = SETTLE_OWN_SUCCESS, tuple[Any, ...]((outcome.result, claim.id, claim.attempt))
-    if others:
-        claims, results = zip(*((each, success.result) for each, success in successes), strict=True)
-        statement, values = SETTLE_OWN_SUCCESSES, (*_success_columns(claims, results), len(claims))
     # Raises the reason if the transaction cannot be committed. Otherwise the error would be that values cannot be
     # quoted for a closed session.
     connection.validate_no_broken_transaction()
-    with connection.wrap_database_errors:
-        bound = filled(statement) % literals(connection, values)
+    others = [pair for pair in ended if not isinstance(pair[1], Succeeded)]
+    settling = _settling_own(connection, [pair for pair in ended if isinstance(pair[1], Succeeded)])
     is_own_transaction = len(connection.atomic_blocks) == 1
     limits = OWN_LIMITS if connection.pg_version < 170000 else OWN_LIMITS_FROM_17
     if not wait_for_disk:
         limits = (*limits, "SET LOCAL synchronous_commit = off")
     # A cursor does not tell which statement of a message was refused. So the COMMIT is a message of its own.
     is_direct = is_plain_django(connection)
-    with _refusals_of(len(limits) + 1):
-        if told := [claim for claim, _ in successes if claim.progress is not claim.written_progress]:
+    with _refusals_of(len(limits) + len(settling)):
+        told = [claim for claim, _ in ended if claim.progress is not claim.written_progress]
+        if told or others:
             send(connection, ";".join(limits))
             write_progress(using, told, is_last=True)
-        send(connection, ";".join([*limits, bound, *(["COMMIT"] if is_direct and is_own_transaction else [])]))
+        if others:
+            _settle_own_others(using, others, ended)
+        commit = ["COMMIT"] if is_direct and is_own_transaction else []
+        send(connection, ";".join([*limits, *settling, *commit]))
     if is_own_transaction and not is_direct:
         send(connection, "COMMIT")
+
+
+def _settle_own_others(using: str, others: Sequence[tuple[Claim, Outcome]], ended: Sequence[tuple[Claim, Any]]) -> None:
+    """Write those outcomes of a group that are no successes in the current transaction."""
+    run(using, LOCK_OWN, array_of_numbers(claim.id for claim, _ in ended))
+    if len(_settle_others(using, others, others[0][0].worker, SETTLE_OWN_OTHERS)) < len(others):
+        raise ClaimLost(CLAIM_LOST)
+
+
+def _settling_own(connection: Any, successes: Sequence[tuple[Claim, Any]]) -> list[str]:
+    """Return a list of the statement that settles these successes in their own transaction, or an empty list."""
+    if not successes:
+        return []
+    [(claim, outcome), *others] = successes
+    statement, values = SETTLE_OWN_SUCCESS, tuple[Any, ...]((outcome.result, claim.id, claim.attempt))
+    if others:
+        claims, results = zip(*((each, success.result) for each, success in successes), strict=True)
+        statement, values = SETTLE_OWN_SUCCESSES, (*_success_columns(claims, results), len(claims))
+    with connection.wrap_database_errors:
+        return [filled(statement) % literals(connection, values)]
 
 
 @contextmanager
@@ -263,7 +300,7 @@ def _refusals_of(count: int) -> Iterator[None]:
     except DatabaseFailure as error:
         cause: Any = error.__cause__
         if _is_claim_lost(cause):
-            raise ClaimLost("The task is no longer claimed by this attempt.") from error
+            raise ClaimLost(CLAIM_LOST) from error
         state = getattr(cause, "sqlstate", None)
         if state is None or state.startswith(NOT_OURS) or getattr(cause, "accepted", 0) >= count:
             raise
@@ -275,12 +312,13 @@ def _is_claim_lost(error: Any) -> bool:
     return getattr(error, "sqlstate", None) == DivisionByZero.sqlstate and error.diag.context is None
 
 
-def takes_success(using: str, claim: Claim) -> bool:
-    """Return whether the table would take the success of this claim now. Nothing is written."""
+def take_success(using: str, claims: Sequence[Claim]) -> bool:
+    """Return whether the table would take the success of these claims now. Nothing is written."""
     try:
         with transaction.atomic(using=using):
             run(using, SHORT_LIMITS)
-            run(using, SETTLE_OWN_SUCCESS, "null", claim.id, claim.attempt)
+            [settling] = _settling_own(connection_for(using), [(claim, SUCCEEDED) for claim in claims])
+            send(connection_for(using), settling)
             transaction.set_rollback(True, using=using)
     except DatabaseFailure:
         return False

@@ -17,6 +17,7 @@ from django_pglock.errors import TaskCancelled, TaskStopped, TaskTimeout
 from django_pglock.tasks import compat
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.call_keys import misfit
+from django_pglock.tasks.calls import Calls
 from django_pglock.tasks.options import OWN_META
 from django_pglock.tasks.results import make_result
 from django_pglock.tasks.steps import Chunk, PlainSteps, Steps, idempotency_key
@@ -226,7 +227,12 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
 
 
 def with_context(task: TaskFields, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the arguments of a call without a worker, with a context if the function takes one and gets none."""
+    """Return the arguments of a call without a worker, with a context if the function takes one and gets none.
+
+    A list of calls becomes that of a function with a group.
+    """
+    if task.group is not None:
+        args = tuple(Calls(each) if type(each) is list else each for each in args)
     if not task.takes_context or (args and isinstance(args[0], compat.TaskContext)):
         return args
     # A test may give any object as the context. Then only the arguments as they are fit the function.

@@ -15,7 +15,7 @@ from sentry_sdk.envelope import Envelope
 from sentry_sdk.integrations.django import DjangoIntegration
 from sentry_sdk.transport import Transport
 
-from django_pglock import Cancel, Retry, Snooze, task
+from django_pglock import Cancel, Retry, Snooze, enqueue_many, task
 from django_pglock.contrib.sentry import PGLockIntegration, slug_of
 from django_pglock.models import Schedule, Task
 from django_pglock.store.schedules import ScheduleKeeper
@@ -47,6 +47,13 @@ def start(*, trace_lifecycle: str = "static", queues: bool = True, **options: An
 def fail(order: int, note: str = "") -> None:
     found = order + 1
     raise LookupError(f"order {order} of {found} is gone")
+
+
+@task(group="orders")
+def fail_some(calls: Any) -> None:
+    for call in calls:
+        if call["order"] % 2:
+            calls.fail(call, LookupError(f"order {call['order']} is gone"))
 
 
 @task(redact=("card",))
@@ -139,6 +146,18 @@ def test_a_failure_is_one_issue_with_its_task(drain):
     assert exception["mechanism"] == {"type": "django_pglock", "handled": False}
     [frame] = exception["stacktrace"]["frames"]
     assert (frame["function"], frame["vars"]["found"]) == ("fail", "8")
+
+
+def test_each_call_of_a_group_that_has_failed_by_itself_is_reported_with_its_task(drain):
+    ids = enqueue_many(fail_some, [{"order": number} for number in range(4)])
+    drain()
+    found = {event["contexts"]["task"]["id"]: event for event in items("event")}
+    assert sorted(found) == [ids[1], ids[3]]
+    assert found[ids[3]]["contexts"]["task"]["kwargs"] == {"order": 3}
+    assert found[ids[3]]["tags"]["task_id"] == ids[3]
+    assert found[ids[3]]["exception"]["values"][0]["value"] == "order 3 is gone"
+    [run] = runs()
+    assert run["contexts"]["trace"]["status"] == "ok"
 
 
 def test_what_is_redacted_is_not_sent(drain):

@@ -167,7 +167,7 @@ inline lose_answer(me) {
     clear(me)
 }
 
-/* store/settle.py: SETTLE_SUCCESSES `AND task.attempts = (SELECT attempts FROM ended)`, SETTLE_SUCCESSES `AND task.status || '' = 'RUNNING'`; worker/child/run.py: _run_atomic `for each in attempt.claims` */
+/* store/settle.py: SETTLE_SUCCESSES `AND task.attempts = (SELECT attempts FROM ended)`, SETTLE_SUCCESSES `AND task.status || '' = 'RUNNING'`; worker/child/attempt.py: with_outcomes `zip(self.claims, each, strict=True)` */
 inline finish(me) {
     does[me] == CALLS;
     for (EACH) {
@@ -183,7 +183,7 @@ inline finish(me) {
     clear(me)
 }
 
-/* store/settle.py: SETTLE_OTHERS `THEN 'BLOCKED'`; store/outcome.py: GivenBack; worker/child/attempt.py: _ended_with `outcome = GivenBack()` */
+/* store/settle.py: SETTLE_OTHERS `THEN 'BLOCKED'`; store/outcome.py: GivenBack; worker/child/attempt.py: _outcomes_for `outcome = GivenBack()` */
 inline release(me) {
     does[me] == CALLS && faults < FAULTS;
     faults++;

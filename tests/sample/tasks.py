@@ -19,6 +19,7 @@ from tests.sample import (  # noqa: F401
     advisory_tasks,
     chaos_tasks,
     forking_tasks,
+    grouped_tasks,
     hostile_tasks,
     result_tasks,
     running_tasks,

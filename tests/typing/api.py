@@ -12,6 +12,7 @@ from django.tasks import TaskContext, TaskResult
 from typing_extensions import assert_type
 
 from django_pglock import (
+    Calls,
     ClaimQuerySet,
     Exponential,
     Group,
@@ -74,7 +75,10 @@ async def fetch_politely(context: OurTaskContext, url: str) -> list[bytes]:
 
 
 @task(group=Group("digest:{user_id}", limit=500, gather=30))
-def send_digest(calls: list[dict[str, Any]]) -> str:
+def send_digest(calls: Calls) -> str:
+    for call in calls:
+        with calls.each(call):
+            calls.fail(call, ValueError())
     return f"{len(calls)} news for user {calls[0]['user_id']}"
 
 

@@ -36,6 +36,7 @@ from django_pglock.store.outcome import (
     Failed,
     Failure,
     GivenBack,
+    Mixed,
     Outcome,
     Retried,
     Snoozed,
@@ -46,6 +47,7 @@ from django_pglock.store.steps import RecordedSteps
 from django_pglock.tasks import instrumentation, registry
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.call_keys import keys_of
+from django_pglock.tasks.calls import Calls
 from django_pglock.tasks.claim import Claim, TaskContext, running_claim
 from django_pglock.tasks.compat import TaskResult
 from django_pglock.tasks.fields import TaskFields
@@ -81,6 +83,8 @@ class Attempt:
     runner: Any
     #: The attempts of the other claims of a group call.
     others: Sequence[Attempt] = ()
+    #: The errors of calls of a group that have failed by themselves, by their places. None: there is no group.
+    errors: dict[int, Exception] | None = None
     #: The number of seconds that the function may take; None: any.
     timeout: float | None = None
     #: When the function was called, by time.monotonic(). An error before is no failure of it.
@@ -291,10 +295,11 @@ class Attempt:
 
     def include(self, others: Sequence[Attempt]) -> None:
         """Make this the attempt of a group. Its function gets the list of the keyword arguments of all calls."""
-        self.others = others
-        self.args, self.kwargs = [[self.kwargs, *(other.kwargs for other in others)]], {}
+        self.others, self.errors = others, {}
+        calls = [self.kwargs, *(other.kwargs for other in others)]
+        self.args, self.kwargs = [Calls(calls, self.errors, self.using if self.is_atomic else None)], {}
 
-    def ended(self, outcome: Outcome | None, *, is_settled: bool = False) -> EndedClaim:
+    def ended(self, outcome: Outcome | Mixed | None, *, is_settled: bool = False) -> EndedClaim:
         """Return the claim of this attempt as ended, with a result object if there are observers."""
         running_claim.set(None)
         if self.observed is not UNOBSERVED:
@@ -305,39 +310,45 @@ class Attempt:
         elif isinstance(outcome, Succeeded) and not self.has_observers and not self.others:
             # Arguments by position, because arguments by name would take most of the time here.
             return EndedClaim(self.claim, outcome, None, is_settled, seconds)
-        if (failure := getattr(outcome, "failure", None)) is not None:
+        for other in self.others:
+            other.began, other.logs = self.began, self.logs
+            other.timeout, other.deadline = self.timeout, self.deadline
+        own, *outcomes = outcome.each if isinstance(outcome, Mixed) else self._outcomes_for(outcome)
+        if (failure := getattr(own, "failure", None)) is not None:
             # Instruments have seen them, and the next task has not begun.
             failure.clear_frames()
-        return EndedClaim(
-            self.claim,
-            outcome,
-            self.result,
-            is_settled,
-            seconds,
-            same_call=[self._ended_with(other, outcome, is_settled=is_settled) for other in self.others],
-        )
+        pairs = zip(self.others, outcomes, strict=True)
+        same_call = [other.ended(each, is_settled=is_settled) for other, each in pairs]
+        return EndedClaim(self.claim, own, self.result, is_settled, seconds, same_call=same_call)
 
-    def _ended_with(self, other: Attempt, outcome: Outcome | None, *, is_settled: bool) -> EndedClaim:
-        """Return the claim of another task of the group as ended."""
-        other.began, other.logs = self.began, self.logs
-        other.timeout, other.deadline = self.timeout, self.deadline
-        if outcome is None:
-            # A claim was lost, so the common transaction was rolled back. The first claim is reported as lost, and the
-            # other tasks run again.
+    def with_outcomes(self, outcome: Succeeded | Mixed) -> list[tuple[Claim, Outcome]]:
+        """Return the claims, each with its outcome, for that of the function."""
+        each = outcome.each if isinstance(outcome, Mixed) else [outcome] * (1 + len(self.others))
+        return list(zip(self.claims, each, strict=True))
+
+    def _outcomes_for(self, outcome: Outcome | None) -> list[Outcome | None]:
+        """Return the outcomes of all claims if that of the function is ``outcome``."""
+        if outcome is None and self.others:
+            # A claim was lost, so the common transaction was rolled back. The guard of the settle finds which one.
             outcome = GivenBack()
-        elif self.error is not None and isinstance(outcome, Failed | Retried | Snoozed | Cancelled):
-            outcome = other.failure(self.error)
-        return other.ended(outcome, is_settled=is_settled)
+        if self.error is None or not isinstance(outcome, Failed | Retried | Snoozed | Cancelled):
+            return [outcome] * len(self.claims)
+        return [outcome, *(other.failure(self.error) for other in self.others)]
 
-    def success(self, value: Any) -> Succeeded:
+    def success(self, value: Any) -> Succeeded | Mixed:
         """Return the outcome of a call that returned ``value``.
 
         Raises ``TaskResultError`` if it cannot be stored, and ``StepError`` if its steps do not allow this end.
         """
         if self.steps is not NO_STEPS:
             self.steps.finish()
-        if value is None:
-            return SUCCEEDED
+        outcome = SUCCEEDED if value is None else self._success_with(value)
+        if not self.errors:
+            return outcome
+        each = enumerate([self, *self.others])
+        return Mixed([every.failure(self.errors[place]) if place in self.errors else outcome for place, every in each])
+
+    def _success_with(self, value: Any) -> Succeeded:
         what = f"The return value of {self.claim.task_path}"
         try:
             return Succeeded(to_json(value, what=what, kind=TaskResultError))

@@ -263,7 +263,7 @@ class InFlight:
         Without a pause, a runner would take and give back tasks faster than others can run them. The tasks themselves
         are not delayed, because another process may be able to run them.
         """
-        if not isinstance(ended.outcome, GivenBack):
+        if not isinstance(ended.outcome, GivenBack) or ended.seconds is not None:
             if self._unable_since < math.inf:
                 self.unable_for, self._unable_since = 0.0, math.inf
             return 0.0

@@ -31,9 +31,9 @@ from django_pglock.postgres.connections import (
     shut_down_socket,
     sqlstates_of,
 )
-from django_pglock.store.outcome import Cancelled, Failed, Failure, GivenBack, Outcome, readable
+from django_pglock.store.outcome import Cancelled, Failed, Failure, GivenBack, Mixed, Outcome, readable
 from django_pglock.store.rescue import interrupted
-from django_pglock.store.settle import SettleRefused, settle_and_commit, takes_success
+from django_pglock.store.settle import SettleRefused, settle_and_commit, take_success
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.child.attempt import Attempt
 from django_pglock.worker.child.in_flight import EndedClaim
@@ -108,7 +108,7 @@ def run(attempt: Attempt, runner: Any) -> EndedClaim:
     try:
         with attempt:
             value = attempt.call()
-        outcome: Outcome = attempt.success(value)
+        outcome: Outcome | Mixed = attempt.success(value)
     except BaseException as raised:  # noqa: BLE001 - see above
         outcome = _failure_here(attempt, readable(raised))
     return attempt.ended(outcome)
@@ -121,7 +121,7 @@ async def run_async(attempt: Attempt, runner: Any) -> EndedClaim:
     try:
         with attempt:
             value = await attempt.call()
-        outcome: Outcome = attempt.success(value)
+        outcome: Outcome | Mixed = attempt.success(value)
     except BaseException as raised:  # noqa: BLE001 - see above
         error = readable(raised)
         if is_read_only(error):
@@ -157,8 +157,9 @@ def _run_atomic(attempt: Attempt) -> EndedClaim:
                 fault = _fault_in(connection, session, blocks)
             _refuse(fault)
             has_returned = True
-            successes = [(each, outcome) for each in attempt.claims]
-            settle_and_commit(attempt.using, successes, wait_for_disk=attempt.definition.wait_for_disk)
+            settle_and_commit(
+                attempt.using, attempt.with_outcomes(outcome), wait_for_disk=attempt.definition.wait_for_disk
+            )
     except ClaimLost:
         return attempt.ended(_outcome_without_row(attempt, connection))
     except BaseException as raised:
@@ -196,14 +197,14 @@ def _refuse(fault: str | None) -> None:
 def _outcome_without_row(attempt: Attempt, connection: Any) -> Outcome | None:
     """Return the outcome of an atomic function whose transaction did not see its claim; None: the claim is lost."""
     fault = TransactionManagementError(HAS_HIDDEN)
-    if takes_success(attempt.using, attempt.claim):
+    if take_success(attempt.using, attempt.claims):
         return attempt.failure(fault)
     if connection.in_atomic_block:
         # In a ``TestCase`` the end of the session would end the test.
         return None
     # An earlier task of the session may have hidden the row.
     end_session(connection)
-    is_ours = takes_success(attempt.using, attempt.claim)
+    is_ours = take_success(attempt.using, attempt.claims)
     return interrupted(attempt.claim, fault, is_suspect=True) if is_ours else None
 
 
@@ -236,7 +237,7 @@ def _refused(attempt: Attempt, error: BaseException) -> Outcome:
     if not (isinstance(error, SettleRefused) or _is_passing(error)):
         # What it has written was refused.
         return _failure_here(attempt, error)
-    is_suspect = takes_success(attempt.using, attempt.claim)
+    is_suspect = take_success(attempt.using, attempt.claims)
     # An earlier task may have changed the settings of the session.
     end_session(connection_for(attempt.using))
     cause = error.__cause__ if isinstance(error, SettleRefused) else None

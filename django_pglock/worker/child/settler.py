@@ -330,8 +330,8 @@ class Settler(Service):
         for ended in settled:
             if not ended.is_settled:
                 ended.finished_at = accepted[ended.claim.id]
-                if ended.finished_at is not None and not isinstance(ended.outcome, FINAL):
-                    ended.outcome = CANCEL_REQUESTED
+            if ended.finished_at is not None and not isinstance(ended.outcome, FINAL):
+                ended.outcome = CANCEL_REQUESTED
             report(ended)
         self._end_sessions([each for each in unusable_sessions() if each not in in_use])
         lost = [ended for ended in batch if not ended.is_settled and ended.claim.id not in accepted]
