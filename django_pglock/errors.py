@@ -256,7 +256,11 @@ class StepFailed(TaskError):
 
 
 class EventTimeout(TaskError, TimeoutError):
-    """An event has not come within the timeout of ``context.wait_for()``."""
+    """An event has not come within the timeout of ``context.wait_for()``. ``step`` is the name of the wait."""
+
+    def __init__(self, message: str, *, step: str = "") -> None:
+        super().__init__(message)
+        self.step = step
 
 
 class ClaimLost(TaskError):

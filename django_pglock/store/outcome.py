@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from django_pglock.error_reading import class_path_of, describe_exception, function_of, message_of
+from django_pglock.errors import EventTimeout, StepFailed
 from django_pglock.tasks.states import TaskStatus
 from django_pglock.tasks.steps import Suspension
 
@@ -43,14 +44,19 @@ class Failure:
     exception: BaseException | None = field(default=None, compare=False, repr=False)
     #: The module and the function of the innermost frame of the project's own code.
     place: str = ""
+    #: The name of the failed step that has led to it; empty: none has.
+    step: str = ""
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Return the failure for an exception."""
+        step = ""
         for each in _chain_of(error):
             # Not by an assignment, which an exception that is a frozen dataclass refuses.
             each.with_traceback(_without_own_frames(each.__traceback__))
-        return cls(*describe_exception(error), message_of(error), error, function_of(error.__traceback__))
+            if isinstance(each, (StepFailed, EventTimeout)):
+                step = step or each.step
+        return cls(*describe_exception(error), message_of(error), error, function_of(error.__traceback__), step)
 
     def clear_frames(self) -> None:
         """Free the objects of the frames, such as locks and connections."""

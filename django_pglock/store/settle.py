@@ -23,11 +23,11 @@ from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import is_plain_django, literals, send
 from django_pglock.store.admit import admit
 from django_pglock.store.enqueue import enqueue_handlers
-from django_pglock.store.outcome import SUCCEEDED, Failed, Interrupted, Outcome, Retried, Succeeded
+from django_pglock.store.outcome import SUCCEEDED, Cancelled, Failed, Interrupted, Outcome, Retried, Succeeded
 from django_pglock.store.release import release
 from django_pglock.store.requests_to_worker import write_progress
 from django_pglock.store.statements import IN_INDEX_ORDER, array_of_numbers, filled, run
-from django_pglock.store.steps import write_suspensions
+from django_pglock.store.steps import note_causes, write_suspensions
 from django_pglock.store.wake import wake
 from django_pglock.tasks.arguments import from_json
 from django_pglock.tasks.claim import Claim
@@ -198,10 +198,12 @@ def _settle_others(
     columns = sorted((_columns(*pair) for pair in others), key=itemgetter(0, 1))
     handlers = [(claim.id, path) for claim, outcome in others if (path := _handler_of(claim, outcome))]
     suspended = [(claim, how) for claim, outcome in others if (how := getattr(outcome, "suspension", None))]
-    with transaction.atomic(using=using) if handlers or suspended else nullcontext():
+    causes = [(claim.id, name) for claim, outcome in others if (name := _cause_of(outcome))]
+    with transaction.atomic(using=using) if handlers or suspended or causes else nullcontext():
         accepted = dict(run(using, statement, *map(list, zip(*columns, strict=True)), worker))
         enqueue_handlers(using, [(id_, path) for id_, path in handlers if id_ in accepted])
         write_suspensions(using, [(claim, how) for claim, how in suspended if claim.id in accepted])
+        note_causes(using, [(id_, name) for id_, name in causes if id_ in accepted])
     return accepted
 
 
@@ -211,6 +213,11 @@ def _handler_of(claim: Claim, outcome: Outcome) -> str | None:
         return None
     path: str | None = from_json(claim.meta).get("on_failure")
     return path
+
+
+def _cause_of(outcome: Outcome) -> str:
+    """Return the name of the failed step that has ended the task; an empty string if none has."""
+    return outcome.failure.step if isinstance(outcome, Failed | Cancelled) else ""
 
 
 def settle_unobserved(using: str, claims: Sequence[Claim], results: Sequence[str]) -> list[int] | None:

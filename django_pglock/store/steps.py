@@ -82,8 +82,8 @@ COUNT_ANEW = """
 UPDATE {task} SET retries = 0, rescues = 0 WHERE id = %s AND attempts = %s AND status = 'RUNNING'
 """
 
-# The records of tasks that have just been suspended, by which attempt. A second pause of one wait has its record already,
-# and ends it if its time is over: then it has the event, or a failure.
+# The records of tasks that have just been suspended, with the attempt. A wait that is suspended again has its record.
+# If its time is over, it ends, with the event or with a failure.
 SUSPEND = """
 INSERT INTO {step} AS step
     (task_id, name, number, kind, event, attempt, started_at, finished_at, result, failure)
@@ -145,11 +145,19 @@ DELETE FROM {event} WHERE name = ANY (ARRAY(
     ORDER BY expires_at LIMIT %s FOR UPDATE SKIP LOCKED))
 """
 
-# A task that is retried by a person runs its failed step again.
+# The failed steps that have ended their tasks. The function may have caught the failure of an earlier one.
+NOTE_CAUSES = """
+UPDATE {step} AS step SET failure = step.failure || '{{"has_ended_task": true}}'
+FROM unnest(%s::bigint[], %s::text[]) AS cause (id, name)
+WHERE step.task_id = ANY (%s::bigint[]) AND step.task_id = cause.id AND step.name = cause.name
+"""
+
+# A task that is retried by a person runs the failed step that has ended it again, and those after it, such as steps
+# that have undone something.
 FORGET_FAILED = """
-DELETE FROM {step} AS step WHERE step.task_id = ANY (%s::bigint[]) AND step.failure IS NOT NULL
-  AND step.number = (SELECT last.number FROM {step} AS last WHERE last.task_id = step.task_id
-                     ORDER BY last.number DESC LIMIT 1)
+DELETE FROM {step} AS step WHERE step.task_id = ANY (%s::bigint[])
+  AND step.number >= (SELECT cause.number FROM {step} AS cause
+                      WHERE cause.task_id = step.task_id AND cause.failure ? 'has_ended_task' LIMIT 1)
 """
 
 
@@ -304,6 +312,13 @@ def write_suspensions(using: str, suspended: Sequence[tuple[Claim, Suspension]])
         after_commit(using, wake_waiting, using, events)
 
 
+def note_causes(using: str, causes: Sequence[tuple[int, str]]) -> None:
+    """Note which failed steps, by task and name, have ended their tasks. In the transaction that ends them."""
+    if causes:
+        ids, names = map(list, zip(*causes, strict=True))
+        run(using, NOTE_CAUSES, ids, names, ids)
+
+
 def wake_waiting(using: str, events: Collection[str]) -> int:
     """Make the tasks ready that wait for these events, if the events are there. Return how many.
 
@@ -328,7 +343,7 @@ def prune_events(using: str, *, limit: int = WAITS_AT_ONCE) -> None:
 
 
 def forget_failed(using: str, ids: Iterable[int]) -> None:
-    """Delete the last record of these tasks if it is that of a failed step."""
+    """Delete the failed steps that have ended these tasks, and the steps after them."""
     run(using, FORGET_FAILED, list(ids))
 
 

@@ -34,7 +34,7 @@ WHERE task.id = %s
 """
 
 
-# The last step of a task, if its last attempt was suspended by it. A task that was claimed since then waits for its retry.
+# The last step of a task, if it has suspended the last attempt. A task that was claimed since then waits for its retry.
 OPEN_STEP = """
 SELECT kind, event FROM (
     SELECT step.kind, step.event, step.attempt, step.finished_at FROM {step} AS step WHERE step.task_id = %s

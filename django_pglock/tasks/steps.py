@@ -198,7 +198,7 @@ class Steps:
             # If its time is over, the settler ends the wait: here may be a coroutine, which must not wait for a server.
             self.suspend(name, Kind.EVENT, left, event)
         if record.failure is not None:
-            raise EventTimeout(f"The event {event!r} has not come within {seconds:g} s.")
+            raise EventTimeout(f"The event {event!r} has not come within {seconds:g} s.", step=name)
         return record.result
 
     def chunks(self, name: str, rows: Any, size: int) -> Iterator[Chunk]:
@@ -359,7 +359,7 @@ class Steps:
     def _value(self, name: str) -> Any:
         record = self.records[name]
         if record.failure is not None:
-            raise StepFailed(name, **record.failure)
+            raise StepFailed(name, record.failure["path"], record.failure["message"])
         return record.result
 
     # What a worker does in another way

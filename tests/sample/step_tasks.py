@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from django.db import connection
 
-from django_pglock import task
+from django_pglock import Cancel, task
 from django_pglock.errors import EventTimeout, StepFailed
 from tests.sample.models import Effect
 
@@ -72,6 +72,22 @@ def trip(context):
             context.step(f"undo {name}", part, f"undo {name}")
         return [error.step, error.path, error.message]
     return "booked"
+
+
+@task(takes_context=True, max_attempts=2, backoff=0)
+def strict_trip(context, how):
+    with contextlib.suppress(StepFailed):
+        context.step("newsletter", part, "newsletter")
+    context.step("flight", part, "flight")
+    try:
+        context.step("hotel", part, "hotel")
+    except StepFailed:
+        context.step("undo flight", part, "undo flight")
+        if how == "raise":
+            raise
+        raise (Cancel("undone") if how == "cancel" else LookupError("no trip"))  # noqa: B904
+    if how == "bug":
+        part("bug")
 
 
 @task(takes_context=True)

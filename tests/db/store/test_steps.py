@@ -116,6 +116,40 @@ def test_a_retry_by_a_person_continues_at_the_failed_step():
     assert outcomes(until="due") == ["snoozed"]
 
 
+@pytest.mark.parametrize("how", ["raise", "cancel", "another error"])
+def test_a_retry_by_a_person_runs_the_step_again_that_has_ended_the_task_and_those_after_it(how):
+    """Those after it have undone something. A later run would not call them, and would end by StepsChanged."""
+    sample.FAILING["hotel"] = 2
+    sample.FAILING["newsletter"] = 2
+    sample.strict_trip.enqueue(how)
+    assert outcomes()[-1] == ("cancelled" if how == "cancel" else "failed")
+    assert sample.CALLS == ["newsletter"] * 2 + ["flight"] + ["hotel"] * 2 + ["undo flight"]
+    sample.CALLS.clear()
+    assert Task.objects.all().retry() == 1
+    assert outcomes() == ["succeeded"]
+    assert sample.CALLS == ["hotel"], "the failure of the newsletter was caught, and stays"
+
+
+def test_a_retry_by_a_person_repeats_nothing_if_no_step_has_ended_the_task():
+    sample.FAILING.update(newsletter=2, bug=2)
+    sample.strict_trip.enqueue("bug")
+    assert outcomes()[-1] == "failed"
+    sample.CALLS.clear()
+    assert Task.objects.all().retry() == 1
+    assert outcomes() == ["succeeded"]
+    assert sample.CALLS == ["bug"]
+
+
+def test_a_retry_by_a_person_waits_anew_for_an_event_whose_timeout_has_ended_the_task():
+    result = sample.order.enqueue(7)
+    assert outcomes()[-1] == "failed"
+    assert Task.objects.all().retry() == 1
+    assert outcomes(until="due") == ["snoozed"]
+    emit("packed:7")
+    assert outcomes(until="due") == ["succeeded"]
+    assert refreshed(result).status == "SUCCESSFUL"
+
+
 @pytest.mark.parametrize("how", ["swallows an error", "goes on after an error"])
 def test_an_error_of_a_step_that_the_function_swallows_ends_the_attempt_nevertheless(how):
     sample.FAILING["charge"] = 1

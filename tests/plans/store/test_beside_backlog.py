@@ -65,6 +65,7 @@ from django_pglock.store.steps import (
     EMIT,
     FORGET_FAILED,
     MISSED_EVENTS,
+    NOTE_CAUSES,
     NOTE_POSITION,
     PRUNE_EVENTS,
     RECORD,
@@ -318,6 +319,7 @@ def steps(backlog):
         "WAKE_WAITING": Call(filled(WAKE_WAITING), (["came 7", "awaited 7"],)),
         "MISSED_EVENTS": Call(filled(MISSED_EVENTS), ("", BATCH), by_index=True),
         "PRUNE_EVENTS": Call(filled(PRUNE_EVENTS), (BATCH,), by_index=True),
+        "NOTE_CAUSES": Call(filled(NOTE_CAUSES), ([first], ["wait"], [first])),
         "FORGET_FAILED": Call(filled(FORGET_FAILED), (backlog.ids,)),
         "OPEN_STEP": Call(filled(OPEN_STEP), (first, first)),
     }
