@@ -15,7 +15,7 @@ django.setup()
 project = "django_pglock"
 author = "The django_pglock founders"
 copyright = "2026, The django_pglock founders"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "printed_from_code", "timeline"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "printed_from_code", "searches", "timeline"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "django_pglock"

@@ -60,43 +60,54 @@ def option(default: Any, accepts: Check, by: By = By.BOTH, *, is_carried: bool =
 class TaskFields(Task):  # type: ignore[type-arg]
     """A task function with its options. ``@task`` makes it, as a ``PostgresTask``.
 
-    Besides Django's own fields:
+    The options, some of which only ``@task`` takes, because they concern the function, and some only ``using()``:
 
-    - ``max_attempts``: the largest number of attempts, the first one included. Default 1: no retry.
-    - ``max_snoozes``: how often the task may ``raise Snooze``. The next ``Snooze`` ends it as FAILED. Default: no
-      limit.
-    - ``backoff``: the wait before the next attempt; seconds, a timedelta, ``Linear``, ``Exponential`` or
-      ``fn(exception, task_result)``. Default: exponential from one second to ten minutes, with full jitter.
-    - ``retry_on``, ``no_retry_on``: exception types that are retried (default: each ``Exception``), and that are not.
-      With ``BaseException`` a task whose function calls ``sys.exit()`` is retried, too.
-    - ``atomic``: run the function in a transaction that also settles the task, so that its database changes are
-      committed exactly once even if the worker is killed. ``wait_for_disk``: False means that its COMMIT does not wait
-      until the disk has it. If the server crashes, the changes and the completion of the last moments are lost
-      together, and the task runs again.
+    - ``max_attempts``: the largest number of attempts, the first one included. 1: no retry.
+    - ``max_snoozes``: how often the task may ``raise Snooze``; the next one ends it as FAILED. Default: no limit.
+    - ``backoff``: the wait before the next attempt: seconds, a timedelta, ``Linear``, ``Exponential``, or
+      ``fn(exception, task_result)``, which is called after the failure. Default: exponential from one second to ten
+      minutes, with full jitter.
+    - ``retry_on``: exception types after which the task is retried. Default: each ``Exception``. With
+      ``BaseException`` a task whose function calls ``sys.exit()`` is retried, too.
+    - ``no_retry_on``: exception types after which it is never retried.
     - ``timeout``: seconds or a timedelta that one attempt may take.
-    - ``lock``: a template such as ``"order:{order_id}"``. Tasks of one key, whatever their functions, do not run at the
-      same time, and begin in the order in which they were enqueued. ``concurrency``: how many of them may run at once.
-    - ``advisory``: while the function runs, hold the advisory lock whose name is the key of ``lock``, like a
-      ``with lock(...)`` elsewhere in the project.
-    - ``unique``: True, a template or ``Unique``: no second task while a task with the same key waits.
-    - ``group``: a template or ``Group``: all waiting tasks of one key are passed to one call, as a list. With ``lock``,
-      those that are next in the order of the lock key.
-    - ``fair``: a template; keys take turns, so that a million tasks of one key do not delay ten of another.
-    - ``rate``: ``"10/s"`` or ``Rate``: the largest number of starts in a time.
     - ``on_failure``: a task function that is enqueued with the id of the task, in the transaction that writes that its
       last attempt has failed.
-    - ``expires``: seconds or a timedelta after the enqueue, or a date. A task that has not begun by then is CANCELLED
-      by the worker that claims it.
-    - ``keep_result``: seconds or a timedelta after which the row of the finished task may be deleted.
+    - ``expires``: seconds or a timedelta after the enqueue, or a datetime. A task that has not begun by then is
+      CANCELLED by the worker that claims it, with ``TaskExpired`` as the reason. A task that has begun is retried as
+      without the option.
+    - ``atomic``: run the function in a transaction that also settles the task, so that its database changes are
+      committed exactly once, even if the worker is killed.
+    - ``wait_for_disk``: False with ``atomic`` means that its COMMIT does not wait until the disk has it. If the server
+      crashes, the changes and the completion of the last moments are lost together, and the task runs again.
+    - ``lock``: a template such as ``"order:{order_id}"``. Tasks of one key, whatever their functions, do not run at the
+      same time, and begin in the order in which they were enqueued.
+    - ``concurrency``: how many tasks of a lock key may run at once.
+    - ``advisory``: while the function runs, hold the advisory lock whose name is the key of ``lock``, like a
+      ``with lock(...)`` elsewhere in the project.
+    - ``unique``: True, a template or ``Unique``: no second task while a task with the same arguments or key waits.
+    - ``group``: a template or ``Group``: all waiting tasks of one key and one queue are passed to one call, as a list.
+      With ``lock``, those that are next in the order of the lock key.
+    - ``fair``: a template; keys take turns, so that a million tasks of one key do not delay ten of another.
+    - ``rate``: ``"10/s"`` or ``Rate``: the largest number of starts in a time.
+    - ``keep_result``: seconds or a timedelta after the end of the task at which its row is deleted. Default: as the
+      setting ``PRUNE_AFTER`` says.
     - ``redact``: names of arguments, or of keys inside of them, whose values are not shown to people, such as
       ``("card", "password")``. ``"return"`` is the result. True means all values. The row keeps the values.
     - ``capture_logs``: keep the last log records of each attempt in its row: True, or the least level, such as "INFO".
       What a function logs is stored as it is, values of redacted arguments included.
-    - ``cron`` (with ``timezone``) or ``every``: enqueue it by the clock, each tick once.
-
-    For one call, with ``using()``: ``run_after``, which also accepts a ``timedelta``, counted by the database's clock;
-    ``after``, a result or id, or a list of them, of tasks that have to succeed first; and ``after_ended``, the same for
-    tasks that have to end first, whether they succeed or not. For both: ``meta``, a dict that is stored with the task.
+    - ``cron``: an expression of five fields: enqueue the task by the clock, each tick once.
+    - ``timezone``: the time zone of ``cron``. Default: the setting ``TIME_ZONE``.
+    - ``every``: seconds or a timedelta, from 0.1 s: enqueue the task at this interval, each tick once.
+    - ``priority``: -100 to 100; higher runs first.
+    - ``queue_name``: the queue, which ``QUEUES`` in ``TASKS`` has to list.
+    - ``backend``: the alias in ``TASKS``.
+    - ``takes_context``: pass a ``TaskContext`` as the first argument, which has to be called ``context``.
+    - ``run_after``: the earliest time: a datetime up to 9999-12-30, or a timedelta of up to ten years by the database's
+      clock.
+    - ``after``: a result or id, or a list of them, of tasks that have to succeed first.
+    - ``after_ended``: the same for tasks that have to end first, whether they succeed or not.
+    - ``meta``: a dict that is stored with the task.
     """
 
     # Declared again because Django 6.0 has no defaults for them.

@@ -1,10 +1,16 @@
-"""Directives that print parts of the code: ``{settings-table}`` and ``{states-picture}``."""
+"""Directives that print parts of the code, so that the reference says nothing a second time.
+
+``{settings-list}``, ``{options-list}``, ``{models-list}``, ``{command} NAME``, ``{metrics-list}``, ``{checks-list}``
+and ``{states-picture}``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import code_facts
 from docutils import nodes
 from docutils.parsers.rst import Directive
 
@@ -21,20 +27,49 @@ PLACES = {
 WIDTH, HEIGHT, GAP_X, GAP_Y = 120, 40, 70, 60
 
 
-class SettingsTable(Directive):
-    """All options of DJANGO_PGLOCK with their defaults and sentences."""
+def sentences(text: str) -> nodes.paragraph:
+    """Return a paragraph of a text in which double backticks mark code."""
+    parts = re.split(r"``(.+?)``", " ".join(text.split()))
+    return nodes.paragraph("", "", *(nodes.literal(text=p) if n % 2 else nodes.Text(p) for n, p in enumerate(parts)))
+
+
+def definitions(rows: Iterable[tuple[str, str]]) -> nodes.definition_list:
+    """Return a list of terms, which are code, and what is said of each."""
+    listing = nodes.definition_list()
+    for term, text in rows:
+        said = nodes.definition("", sentences(text))
+        listing += nodes.definition_list_item("", nodes.term("", "", nodes.literal(text=term)), said)
+    return listing
+
+
+def listing(facts: Callable[[], Iterator[tuple[str, str]]]) -> type[Directive]:
+    """Return the directive that prints these facts."""
+    return type("Listing", (Directive,), {"run": lambda directive: [definitions(facts())]})
+
+
+class ModelsList(Directive):
+    """Each model with its columns."""
 
     def run(self) -> list[nodes.Node]:
-        """Return one definition for each."""
-        from django_pglock.conf import Settings
+        """Return a heading, a sentence and a list for each model."""
+        from django.apps import apps
 
-        listing = nodes.definition_list()
-        for option in fields(Settings):
-            default = option.default if option.default is not MISSING else option.default_factory()
-            term = nodes.term("", "", nodes.literal(text=f"{option.name} = {default!r}"))
-            sentence = nodes.definition("", nodes.paragraph(text=option.metadata["help"]))
-            listing += nodes.definition_list_item("", term, sentence)
-        return [listing]
+        shown: list[nodes.Node] = []
+        for model in sorted(apps.get_app_config("django_pglock").get_models(), key=lambda each: each.__name__):
+            shown += [nodes.rubric(text=f"{model.__name__}: {model._meta.db_table}"), sentences(model.__doc__ or "")]
+            shown.append(definitions(code_facts.columns(model)))
+        return shown
+
+
+class CommandHelp(Directive):
+    """The help of a command."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Return what it does, and the list of its arguments and subcommands."""
+        text, facts = code_facts.arguments(self.arguments[0])
+        return [sentences(text), definitions(facts)]
 
 
 class StatesPicture(Directive):
@@ -101,6 +136,9 @@ def _line(start: tuple[float, float], middle: tuple[float, float], end: tuple[fl
 
 def setup(app: Any) -> dict[str, Any]:
     """Register the directives."""
-    app.add_directive("settings-table", SettingsTable)
+    for name in ("settings", "options", "metrics", "checks"):
+        app.add_directive(f"{name}-list", listing(getattr(code_facts, name)))
+    app.add_directive("models-list", ModelsList)
+    app.add_directive("command", CommandHelp)
     app.add_directive("states-picture", StatesPicture)
     return {"parallel_read_safe": True}
