@@ -99,23 +99,24 @@ class PostgresBackend(BaseTaskBackend):
             observed.enqueued([str(row.id)])
         return self._announced(task, row, args, kwargs)
 
-    def enqueue_each(self, tasks: Sequence[Any]) -> list[int]:
-        """Write one call without arguments of each of these tasks, by one statement. Return the ids.
+    def enqueue_each(self, calls: Sequence[tuple[Any, tuple[Any, ...], dict[str, Any]]]) -> list[int]:
+        """Write calls of tasks, each with its arguments, by one statement. Return the ids.
 
         For the ticks of schedules. Not for unique tasks, and not for those that run after others.
         """
         if type(self).enqueue is not PostgresBackend.enqueue:
             # A project's own backend has its own rules for a call.
-            return [int(self.enqueue(each, (), {}).id) for each in tasks]
-        calls = [self._maker_of(each)((), {}) for each in tasks]
+            return [int(self.enqueue(*each).id) for each in calls]
+        made = [(task, self._maker_of(task)(args, kwargs)) for task, args, kwargs in calls]
         with ExitStack() as block:
-            observed = [block.enter_context(observe_enqueue(each)) for each in tasks]
-            metas = [meta_of(task, each.headers) for task, each in zip(tasks, observed, strict=True)]
-            rows = enqueue_each(self._using, list(zip(tasks, calls, metas, strict=True)))
+            observed = [block.enter_context(observe_enqueue(task)) for task, _ in made]
+            metas = [meta_of(task, each.headers) for (task, _), each in zip(made, observed, strict=True)]
+            rows = enqueue_each(self._using, [(*each, meta) for each, meta in zip(made, metas, strict=True)])
             for each, row in zip(observed, rows, strict=True):
                 each.enqueued([str(row.id)])
-        for task, row in zip(tasks, rows, strict=True):
-            self._announced(task, row, (), {})
+        for call, row in zip(calls, rows, strict=True):
+            task, args, kwargs = call
+            self._announced(task, row, args, kwargs)
         return [row.id for row in rows]
 
     def _announced(self, task: Any, row: Enqueued, args: Any, kwargs: Any) -> TaskResult[Any, Any]:

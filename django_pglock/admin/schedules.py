@@ -1,25 +1,34 @@
-"""The admin pages of schedules: which functions run when, their last runs; verbs that enable, disable and run them."""
+"""The admin pages of schedules: which functions run when, their last runs; verbs that enable, disable and run them.
+
+People create schedules here, and edit these. Schedules of the code are shown.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from django import forms
 from django.contrib import admin
+from django.db import router
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
+from django_pglock.admin.enqueue import EnqueueForm
 from django_pglock.admin.pages import ReadOnlyAdmin, admin_action, mark, needs
 from django_pglock.admin.task_page import last_failures, tick_of
 from django_pglock.admin.tasks import wait_or_run_time
 from django_pglock.models import Schedule, Task
 from django_pglock.store.operate import Message, Verb
-from django_pglock.store.schedules import last_runs, with_last_status
+from django_pglock.store.schedules import known, last_runs, with_last_status
+from django_pglock.tasks import registry
+from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.states import TaskStatus
 
 #: A tick that is late by more than this is shown as overdue: no worker is that slow.
@@ -73,22 +82,52 @@ _VERBS = (
 VERBS = {verb.name: verb for verb in _VERBS}
 
 
+def _functions() -> list[tuple[str, str]]:
+    return [("", "-" * 9), *((path, path) for path in known(router.db_for_write(Schedule)))]
+
+
+class ScheduleForm(forms.ModelForm, EnqueueForm):  # type: ignore[type-arg]
+    """What people write: a function that this process knows, with arguments and times."""
+
+    task_path = forms.ChoiceField(label=_("task function"), choices=_functions)
+
+
 @admin.register(Schedule)
 class ScheduleAdmin(ReadOnlyAdmin):
     """The list of schedules, ordered by their next tick, and the page of one schedule."""
 
-    list_display = ["task_path", "expression", "timezone", "next_at", "last_at", "last", "state"]
+    list_display = ["name", "function", "expression", "timezone", "next_at", "last_at", "last", "state"]
     list_filter = [("is_enabled", admin.BooleanFieldListFilter)]
-    search_fields = ["task_path"]
+    search_fields = ["name", "task_path"]
     ordering = ["next_at", "task_path"]
     sortable_by = ()
     verbs = VERBS
     actions = [admin_action(verb) for verb in VERBS.values()]
-    fields = ("task_path", "expression", "timezone", "state", "next_at", "last_at", "last")
+    form = ScheduleForm
     change_form_template = "admin/django_pglock/schedule/change_form.html"
     has_switch_permission = needs("change_schedule")
-    #: For functions that no longer exist. A worker that knows the function writes the row again.
+    #: Who may write arguments may call any function.
+    has_add_permission = needs("add_schedule")
+    #: Also for functions that no longer exist. A worker that knows a schedule of the code writes its row again.
     has_delete_permission = needs("delete_schedule")
+
+    def has_change_permission(self, request: HttpRequest, obj: Schedule | None = None) -> bool:
+        """Return whether the user may edit a schedule: only those of people."""
+        return self.has_add_permission(request) and not (obj is not None and obj.is_of_code)
+
+    def get_fields(self, request: HttpRequest, obj: Schedule | None = None) -> Any:
+        """Return the columns. Arguments that are hidden, or that the user may not edit, are only shown."""
+        is_hidden = obj is not None and any(shown(obj, name) != getattr(obj, name) for name in ("args", "kwargs"))
+        is_fixed = is_hidden or not self.has_change_permission(request, obj)
+        arguments = ["shown_args", "shown_kwargs"] if is_fixed else ["args", "kwargs"]
+        function = "task_path" if obj is None or self.has_change_permission(request, obj) else "function"
+        status = [] if obj is None else ["state", "next_at", "last_at", "last"]
+        return ["name", function, *arguments, "expression", "timezone", "note", "is_enabled", *status]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Schedule | None = None) -> list[str]:
+        """Return the fields without an input: a schedule keeps its name."""
+        kept = [] if obj is None else ["name"]
+        return [*kept, "function", "shown_args", "shown_kwargs", "state", "next_at", "last_at", "last"]
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """Add the status of the last task of each schedule."""
@@ -103,6 +142,21 @@ class ScheduleAdmin(ReadOnlyAdmin):
         may_see = request.user.has_perm("django_pglock.view_task")
         return {"pglock_may_see_tasks": True, "pglock_runs": runs_of(row)} if may_see else {}
 
+    @admin.display(description=_("arguments"))
+    def shown_args(self, schedule: Schedule) -> str:
+        """Return the positional arguments as text, without those that are hidden."""
+        return json.dumps(shown(schedule, "args"))
+
+    @admin.display(description=_("keyword arguments"))
+    def shown_kwargs(self, schedule: Schedule) -> str:
+        """Return the keyword arguments as text, without those that are hidden."""
+        return json.dumps(shown(schedule, "kwargs"))
+
+    @admin.display(description=_("task function"))
+    def function(self, schedule: Schedule) -> Any:
+        """Return the function of a schedule of people."""
+        return _("in the code") if schedule.is_of_code else schedule.task_path
+
     @admin.display(description=_("last task"))
     def last(self, schedule: Any) -> str:
         """Return a link to the task that was enqueued last, and its status."""
@@ -116,6 +170,8 @@ class ScheduleAdmin(ReadOnlyAdmin):
         """Return whether the schedule is enabled, and whether its last tick is overdue."""
         if not schedule.is_enabled:
             return mark("cancelled", _("disabled"))
+        if schedule.next_at < timezone.now() - OVERDUE and registry.find(schedule.task_path) is None:
+            return mark("failed", _("overdue: this process does not know its function"))
         if schedule.next_at < timezone.now() - OVERDUE:
             return mark("failed", _("overdue: no worker enqueues it"))
         return mark("successful", _("enabled"))

@@ -22,6 +22,7 @@ from django_pglock.admin.pages import elapsed, record
 from django_pglock.error_reading import message_in, place_in
 from django_pglock.models import Attempt, Step, Task, Waiter, Worker
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
+from django_pglock.store.schedules import OF_PEOPLE
 from django_pglock.tasks.redaction import shown, shown_as
 from django_pglock.tasks.states import TaskStatus
 
@@ -105,6 +106,11 @@ def before_and_after(task: Task) -> tuple[list[int], list[int]]:
         return before, []
     waiting = Waiter.objects.filter(awaited=task.pk, task__isnull=False).order_by("awaited", F("task") + 0)
     return before, [int(each) for each in waiting.values_list("task_id", flat=True)[:FEW]]
+
+
+def schedule_of(task: Task) -> str:
+    """Return the name of the schedule that has enqueued the task."""
+    return str(task.meta.get(OF_PEOPLE, task.task_path)) if isinstance(task.meta, dict) else ""
 
 
 def tick_of(task: Task) -> str:

@@ -172,6 +172,7 @@ class TaskAdmin(ReadOnlyAdmin):
             "pglock_again": self.address("again", row.pk) if self.has_again_permission(request) else "",
             "pglock_stack": self.address("stack", row.pk) if has_stack else "",
             "pglock_tick": page.tick_of(row),
+            "pglock_schedule": page.schedule_of(row),
             "pglock_state": page.sentence(row),
             "pglock_failure": page.last_failure(row) if row.attempts or row.finished_at else None,
             "attempts": page.latest_attempts(row),

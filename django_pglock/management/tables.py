@@ -116,7 +116,8 @@ def queues_of(using: str) -> list[Row]:
 # Schedules
 
 SCHEDULES = (
-    (_("TASK"), itemgetter("task_path")),
+    (_("NAME"), itemgetter("name")),
+    (_("TASK"), lambda row: _("in the code") if row["task_path"] == row["name"] else row["task_path"]),
     (_("WHEN"), lambda row: f"{row['expression']} {row['timezone']}".strip()),
     (_("NEXT TICK"), lambda row: _moment(row["next_at"]) if row["is_enabled"] else _("disabled")),
     (_("LAST TICK"), lambda row: _moment(row["last_at"])),
@@ -128,7 +129,10 @@ SCHEDULES = (
 def schedules_of(using: str) -> list[Row]:
     """Return the schedules by their next tick, each with the status of its last task."""
     found = with_last_status(Schedule.objects.using(using).order_by("next_at", "task_path"))
-    return [{**fields_of(each), "last_status": each.last_status} for each in found]
+    return [
+        {**fields_of(each), **{name: shown(each, name) for name in ("args", "kwargs")}, "last_status": each.last_status}
+        for each in found
+    ]
 
 
 def _moment(at: Any) -> str:

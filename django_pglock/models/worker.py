@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from django.db import models
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import models, router
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.models.base import OnPostgreSQL, Row, manager_for_dumpdata
 from django_pglock.models.managers import ScheduleManager, WorkerManager
+from django_pglock.store import schedules
+from django_pglock.store.wake import wake_parents
 from django_pglock.tasks.states import READABLE
 
 
@@ -54,26 +59,49 @@ class Worker(Row):
         return str(self.name)
 
 
-class Schedule(Row):
-    """One task function that runs by the clock. The first worker that knows the function creates the row.
+#: What people write; workers write the other columns.
+OF_PEOPLE = ("task_path", "args", "kwargs", "expression", "timezone", "note", "is_enabled")
 
-    A schedule of the code has the name of its function.
+
+class Schedule(Row):
+    """One schedule: a task function that runs by the clock.
+
+    A schedule of the code (``cron=``, ``every=``) has the name of its function. The first worker that knows the
+    function creates the row. People create the others, in the admin or by ``Schedule.objects.create()``.
     """
 
     name = models.CharField(_("name"), max_length=512, primary_key=True)
     task_path = models.CharField(_("task function"), max_length=512)
-    expression = models.CharField(_("when"), max_length=255, help_text=_("As written in the code."))
-    timezone = models.CharField(_("time zone"), max_length=64)
+    args = models.JSONField(_("arguments"), default=list, db_default=models.Value([], models.JSONField()), blank=True)
+    kwargs = models.JSONField(
+        _("keyword arguments"), default=dict, db_default=models.Value({}, models.JSONField()), blank=True
+    )
+    expression = models.CharField(
+        _("when"),
+        max_length=255,
+        help_text=_("An interval, such as every 5 minutes, or the five fields of cron, such as 30 7 * * 1-5."),
+    )
+    timezone = models.CharField(
+        _("time zone"), max_length=64, blank=True, default="", db_default="", help_text=_("Of cron. Empty: TIME_ZONE.")
+    )
+    note = models.TextField(_("note"), blank=True, default="", db_default="")
     versions = models.JSONField(
         _("versions"),
         db_default=models.Value([], models.JSONField()),
         editable=False,
         help_text=_("What code has said, the newest first. Code with an earlier version does not change the row."),
     )
-    is_enabled = models.BooleanField(_("enabled"), db_default=True)
-    next_at = models.DateTimeField(_("next tick"), help_text=_("The tick that is enqueued next."))
-    last_at = models.DateTimeField(_("last tick"), null=True, help_text=_("The tick that was enqueued last."))
-    last_task = models.BigIntegerField(_("last task"), null=True)
+    is_enabled = models.BooleanField(_("enabled"), default=True, db_default=True)
+    next_at = models.DateTimeField(
+        _("next tick"), db_default=Now(), editable=False, help_text=_("The tick that is enqueued next.")
+    )
+    last_at = models.DateTimeField(
+        _("last tick"), null=True, editable=False, help_text=_("The tick that was enqueued last.")
+    )
+    last_task = models.BigIntegerField(_("last task"), null=True, editable=False)
+
+    #: The arguments of tasks are hidden by ``meta``, too.
+    meta = None
 
     for_dumpdata = manager_for_dumpdata(ScheduleManager)
     objects = ScheduleManager()
@@ -82,7 +110,6 @@ class Schedule(Row):
         verbose_name = _("schedule")
         verbose_name_plural = _("schedules")
         ordering = ["next_at"]
-        default_permissions = ("view", "change", "delete")
         constraints = [
             # One date that cannot be read would stop all schedules, and each page that shows them.
             models.CheckConstraint(
@@ -92,3 +119,28 @@ class Schedule(Row):
 
     def __str__(self) -> str:
         return str(self.name)
+
+    @property
+    def is_of_code(self) -> bool:
+        """Whether the schedule stands in the code, so that people cannot edit it."""
+        return bool(self.name == self.task_path)
+
+    def clean(self) -> None:
+        """Raise ``ValidationError`` for what no worker could enqueue: an unknown function, wrong arguments or times."""
+        if problems := schedules.problems_of(self):
+            raise ValidationError(problems)
+
+    def save(self, **options: Any) -> None:
+        """Check the row, and write what people decide. Workers write the rest, so an edit repeats and skips no tick.
+
+        Raises ``ValidationError`` as ``clean()`` does. To an existing name it raises ``IntegrityError``.
+        """
+        self.clean()
+        using = options.setdefault("using", router.db_for_write(type(self), instance=self))
+        if options.get("update_fields") is None:
+            options |= {"force_insert": True} if self._state.adding else {"update_fields": OF_PEOPLE}
+        if self.is_enabled and "is_enabled" in options.get("update_fields", ()):
+            # Ticks that have passed are not run.
+            type(self).objects.using(using).filter(pk=self.pk).enable()
+        super().save(**options)
+        wake_parents(using)

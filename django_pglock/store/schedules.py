@@ -4,6 +4,10 @@ A tick is one date at which a schedule is due. To take ticks, a worker moves ``n
 following ticks, guarded by the dates that it has read, in the transaction that enqueues the tasks. If several workers
 try, one succeeds. The others find later dates, or locked rows.
 
+Code and people write schedules. One of the code has the name of its function, and calls it without arguments. To the
+times that people have written, a worker computes the next tick when it first reads them, and notes for which times it
+has done so.
+
 A row keeps the versions of its schedule that code has had, the newest first. Code with a version that the row never had
 is newer, and changes the row at once. Code with an earlier version is older: an old process that starts once more
 during a deploy. It changes the row only when no running worker has had the row's version for ``HEARTBEAT_LIMIT``
@@ -14,18 +18,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django.db import InterfaceError, OperationalError, transaction
+from django.core.exceptions import ImproperlyConfigured
+from django.db import InterfaceError, OperationalError, router, transaction
 from django.db.models import OuterRef, Subquery
+from django.utils.translation import gettext as _
 
 from django_pglock.conf import get_settings
 from django_pglock.error_reading import one_line
-from django_pglock.errors import DuplicateTask
+from django_pglock.errors import DuplicateTask, LockKeyError, TaskError, TaskOptionError
 from django_pglock.loggers import get_logger
 from django_pglock.postgres.connections import connection_for
 from django_pglock.store.liveness import is_recent
@@ -34,7 +40,8 @@ from django_pglock.store.statements import rows_of, run
 from django_pglock.store.wake import wake_parents
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import keys_of
-from django_pglock.tasks.schedules import Timing, timing_of
+from django_pglock.tasks.compat import InvalidTask
+from django_pglock.tasks.schedules import Timing, check_timing, is_scheduled, timing_of
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
@@ -43,6 +50,8 @@ logger = get_logger("django_pglock.tasks")
 
 #: The key in ``meta`` for the id of the task that the previous tick has enqueued.
 PREVIOUS_RUN = "previous_run"
+#: The key in ``meta`` for the name of a schedule of people. A schedule of the code has the name of the function.
+OF_PEOPLE = "schedule_name"
 #: The largest number of ticks in one transaction, and of versions in a row.
 MOST_TICKS, MOST_VERSIONS = 200, 20
 #: How many successful runs of a schedule are kept, and the least number of seconds for which each is kept.
@@ -74,17 +83,18 @@ LIMIT_TICK = """
 SELECT set_config('idle_in_transaction_session_timeout', '10s', true), set_config('lock_timeout', '1s', true)
 """
 
-# Moves the schedules whose rows are free, and have not changed since they were read, to their following ticks.
+# Moves the schedules whose rows are free, and have not changed since they were read, to their following ticks. The
+# arguments are read here, so that a tick never has those from before an edit.
 TAKE_TICKS = """
 WITH due AS MATERIALIZED (
     SELECT schedule.name, given.following
-    FROM unnest(%s::text[], %s::timestamptz[], %s::timestamptz[]) AS given (name, tick, following)
-    JOIN {schedule} AS schedule ON schedule.name = given.name
+    FROM unnest(%s::text[], %s::text[], %s::timestamptz[], %s::timestamptz[]) AS given (name, path, tick, following)
+    JOIN {schedule} AS schedule ON schedule.name = given.name AND schedule.task_path = given.path
     WHERE schedule.is_enabled AND schedule.next_at = given.tick
     FOR UPDATE OF schedule SKIP LOCKED
 )
 UPDATE {schedule} AS schedule SET next_at = due.following FROM due WHERE schedule.name = due.name
-RETURNING schedule.name, schedule.last_task
+RETURNING schedule.name, schedule.last_task, schedule.args, schedule.kwargs
 """
 
 # Notes the tasks of ticks in their schedules.
@@ -123,11 +133,21 @@ class Row(NamedTuple):
     name: str
     task_path: str
     timing: Timing
-    #: The versions that code has had, the newest first.
+    #: The versions that code has had, the newest first; of a schedule of people, the one that ``next_at`` belongs to.
     versions: tuple[str, ...]
     is_enabled: bool
     next_at: datetime
     now: datetime
+
+    @property
+    def is_of_code(self) -> bool:
+        """Whether the schedule stands in the code."""
+        return self.name == self.task_path
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether people have written these times, and no worker has computed the next tick yet."""
+        return not self.is_of_code and self.versions[:1] != (self.timing.text,)
 
 
 class Tick(NamedTuple):
@@ -136,6 +156,19 @@ class Tick(NamedTuple):
     schedule: Row
     at: datetime
     following: datetime
+
+
+class Taken(NamedTuple):
+    """A tick that this worker has taken: the id of the previous task, and the arguments as JSON texts."""
+
+    tick: Tick
+    previous: int | None
+    args: str
+    kwargs: str
+
+
+#: A function and the arguments with which its tick calls it.
+TaskCall = tuple["TaskFields", tuple[Any, ...], dict[str, Any]]
 
 
 class Ticks(NamedTuple):
@@ -170,10 +203,14 @@ class ScheduleKeeper:
 
         Their ticks count from now: the first tick is the first one after it. Disabled schedules stay disabled.
         """
-        wanted, found = {path: timing_of(task) for path, task in tasks.items()}, {row.name: row for row in rows}
-        new = {path: timing for path, timing in wanted.items() if path not in found}
+        wanted = {path: timing_of(task) for path, task in tasks.items() if is_scheduled(task)}
+        names, found = {row.name for row in rows}, {row.name: row for row in rows if row.is_of_code}
+        new = {path: timing for path, timing in wanted.items() if path not in names}
+        for path in [path for path in wanted if path in names - found.keys()]:
+            self._log_once("The schedule of %s has no row, because people have given its name to theirs.", path)
         if new:
             _insert(self.using, new)
+        edited = [row for row in rows if row.is_edited and self._begin(row)]
         near = [row for row in rows if _bring_near(self.using, row)]
         others = [row for name, row in found.items() if name in wanted and row.timing != wanted[name]]
         living = _living_versions(self.using, others)
@@ -181,7 +218,12 @@ class ScheduleKeeper:
         for row in changed:
             if _change(self.using, row, timing := wanted[row.name]):
                 logger.info("The schedule of %s was %r, and is %r now.", row.name, row.timing.text, timing.text)
-        return bool(new or changed or near)
+        return bool(new or changed or near or edited)
+
+    def _begin(self, row: Row) -> bool:
+        """Compute the first tick of times that people have written. Return whether this worker did."""
+        is_readable = self._following(row._replace(next_at=row.now)) is not None
+        return is_readable and _change(self.using, row, row.timing)
 
     def _is_older(self, timing: Timing, row: Row, living: set[str]) -> bool:
         """Return whether the code of this process is older than the row, which the code of other workers has."""
@@ -209,7 +251,8 @@ class ScheduleKeeper:
         """
         began, following = time.monotonic(), {}
         for row in rows:
-            if row.is_enabled and (date := self._following(row)) is not None:
+            has_ticks = is_scheduled(tasks[row.task_path]) if row.is_of_code else not row.is_edited
+            if row.is_enabled and has_ticks and (date := self._following(row)) is not None:
                 following[row] = date
         due = [Tick(row, row.next_at, date) for row, date in following.items() if _is_due(row)]
         enqueued, are_left = self._enqueue(tasks, due)
@@ -274,9 +317,52 @@ class ScheduleKeeper:
 
 
 def known(using: str) -> dict[str, TaskFields]:
-    """Return the scheduled functions that this process knows and whose tasks are in this database, by path."""
-    tasks = registry.scheduled()
+    """Return the functions of the project that this process knows and whose tasks are in this database, by path."""
+    tasks = [task for task in registry.definitions() if not task.is_own]
     return {task.module_path: task for task in tasks if getattr(task.get_backend(), "database", None) == using}
+
+
+def problems_of(schedule: Any) -> dict[str, str]:
+    """Return what is wrong with a schedule that people have written, by the names of its fields."""
+    tasks = known(router.db_for_write(type(schedule), instance=schedule))
+    checks: dict[str, Callable[[], None]] = {
+        "name": lambda: _check_name(schedule, tasks),
+        "task_path": lambda: _check_function(schedule, tasks),
+        "expression": lambda: check_timing(Timing(schedule.expression, schedule.timezone), "expression"),
+        "args": lambda: _check_arguments(schedule, tasks),
+    }
+    return {field: problem for field, check in checks.items() if (problem := _problem(check))}
+
+
+def _problem(check: Callable[[], None]) -> str:
+    try:
+        check()
+    except (TaskError, LockKeyError, InvalidTask, ImproperlyConfigured, ValueError, RecursionError) as error:
+        return str(error)
+    return ""
+
+
+def _check_name(schedule: Any, tasks: dict[str, TaskFields]) -> None:
+    if schedule.name == schedule.task_path or schedule.name in tasks:
+        raise ValueError(
+            _("A schedule with the name of a task function stands in the code. Change it there, or give another name.")
+        )
+
+
+def _check_function(schedule: Any, tasks: dict[str, TaskFields]) -> None:
+    if schedule.task_path not in tasks:
+        raise ValueError(
+            _("This process knows no task function %(path)r. Is its module imported, as tasks.py of each app is?")
+            % {"path": schedule.task_path}
+        )
+
+
+def _check_arguments(schedule: Any, tasks: dict[str, TaskFields]) -> None:
+    if not isinstance(schedule.args, list) or not isinstance(schedule.kwargs, dict):
+        raise ValueError(_("Positional arguments are a list, and keyword arguments a dict."))  # noqa: TRY004 - of a form
+    if (task := tasks.get(schedule.task_path)) is not None:
+        backend: Any = task.get_backend()
+        backend.check_call(task, schedule.args, schedule.kwargs)
 
 
 def enable(schedules: Any) -> int:
@@ -304,8 +390,8 @@ def run_now(schedules: Any) -> list[int]:
     The schedules are not changed. Returns the ids of the tasks. A task that ``unique=`` has refused is missing.
     """
     tasks = known(schedules.db)
-    chosen = schedules.filter(task_path__in=tasks).order_by("pk").values_list("task_path", flat=True)
-    enqueued = [_enqueue_scheduled(tasks[path]) for path in chosen]
+    chosen = schedules.filter(task_path__in=tasks).order_by("pk").values_list("task_path", "args", "kwargs")
+    enqueued = [_enqueue_scheduled(tasks[path], args, kwargs) for path, args, kwargs in chosen]
     return [id_ for id_ in enqueued if id_ is not None]
 
 
@@ -368,7 +454,7 @@ def _bring_near(using: str, row: Row) -> bool:
     """
     try:
         is_far = row.timing.is_every and row.next_at > row.now + timedelta(seconds=row.timing.interval + 1)
-    except (ValueError, IndexError, OverflowError):
+    except TaskOptionError:
         # Another program has written it. ``_following`` says so.
         return False
     if is_far:
@@ -406,37 +492,42 @@ def _following(row: Row) -> datetime:
 
 def _enqueue_ticks(using: str, tasks: dict[str, TaskFields], ticks: Sequence[Tick]) -> list[int]:
     """Take ticks, and enqueue their tasks in the same transaction. Return the ids of the tasks."""
-    taken = {tick: _ticked(tasks[tick.schedule.task_path], tick, previous) for tick, previous in _take(using, ticks)}
+    calls: dict[Tick, TaskCall] = {}
+    for each in _take(using, ticks):
+        task = _ticked(tasks[each.tick.schedule.task_path], each)
+        calls[each.tick] = (task, (*json.loads(each.args),), json.loads(each.kwargs))
     ids: dict[Tick, int | None] = {}
-    plain = sorted((tick for tick, task in taken.items() if task.unique is None), key=lambda tick: taken[tick].backend)
-    for _, some in groupby(plain, key=lambda tick: taken[tick].backend):
+    plain = sorted((tick for tick in calls if calls[tick][0].unique is None), key=lambda tick: calls[tick][0].backend)
+    for _backend, some in groupby(plain, key=lambda tick: calls[tick][0].backend):
         alike = list(some)
-        backend: Any = taken[alike[0]].get_backend()
-        ids |= zip(alike, backend.enqueue_each([taken[tick] for tick in alike]), strict=True)
+        backend: Any = calls[alike[0]][0].get_backend()
+        ids |= zip(alike, backend.enqueue_each([calls[tick] for tick in alike]), strict=True)
     # Each transaction takes unique keys in the order of ``IN_ORDER_OF_KEYS``.
-    keys = {tick: keys_of(task, (), {}).unique or "" for tick, task in taken.items() if task.unique is not None}
+    keys = {tick: keys_of(*call).unique or "" for tick, call in calls.items() if call[0].unique is not None}
     for tick in sorted(keys, key=lambda tick: (len(keys[tick]), keys[tick])):
-        ids[tick] = _enqueue_scheduled(taken[tick])
+        ids[tick] = _enqueue_scheduled(*calls[tick])
     noted = [(tick.schedule.name, tick.at, id_) for tick, id_ in ids.items() if id_ is not None]
     if noted:
         run(using, NOTE_TASKS, *map(list, zip(*noted, strict=True)))
-    return [id_ for *_, id_ in noted]
+    return [id_ for _name, _at, id_ in noted]
 
 
-def _take(using: str, ticks: Sequence[Tick]) -> list[tuple[Tick, int | None]]:
-    """Take ticks. Return those that no other worker takes or has taken, each with the id of the previous task."""
+def _take(using: str, ticks: Sequence[Tick]) -> list[Taken]:
+    """Take ticks. Return those that no other worker takes or has taken."""
     run(using, LIMIT_TICK)
-    moves = [(each.schedule.name, each.at, each.following) for each in ticks]
-    previous = dict(run(using, TAKE_TICKS, *map(list, zip(*moves, strict=True))))
-    return [(tick, previous[tick.schedule.name]) for tick in ticks if tick.schedule.name in previous]
+    moves = [(each.schedule.name, each.schedule.task_path, each.at, each.following) for each in ticks]
+    taken = {name: about for name, *about in run(using, TAKE_TICKS, *map(list, zip(*moves, strict=True)))}
+    return [Taken(tick, *taken[tick.schedule.name]) for tick in ticks if tick.schedule.name in taken]
 
 
-def _ticked(task: TaskFields, tick: Tick, previous: int | None) -> TaskFields:
+def _ticked(task: TaskFields, taken: Taken) -> TaskFields:
     """Return the function as its tick calls it."""
-    meta: dict[str, Any] = {**task.meta, "schedule": tick.at.isoformat()}
-    if previous is not None:
-        meta[PREVIOUS_RUN] = previous
-    seconds = _seconds_kept(task, tick.schedule.timing)
+    meta: dict[str, Any] = {**task.meta, "schedule": taken.tick.at.isoformat()}
+    if not taken.tick.schedule.is_of_code:
+        meta[OF_PEOPLE] = taken.tick.schedule.name
+    if taken.previous is not None:
+        meta[PREVIOUS_RUN] = taken.previous
+    seconds = _seconds_kept(task, taken.tick.schedule.timing)
     return task.using(meta=meta if seconds is None else {**meta, KEEPS_FAILURES: True}, keep_result=seconds)
 
 
@@ -447,10 +538,10 @@ def _seconds_kept(task: TaskFields, timing: Timing) -> float | None:
     return None if task.keep_result is not None or days is None or seconds >= days * 86400 else seconds
 
 
-def _enqueue_scheduled(task: TaskFields) -> int | None:
+def _enqueue_scheduled(task: TaskFields, args: Iterable[Any], kwargs: dict[str, Any]) -> int | None:
     """Enqueue a scheduled function. Return the id of its task, None if ``unique=`` has refused it."""
     try:
-        return int(task.enqueue().id)
+        return int(task.enqueue(*args, **kwargs).id)
     except DuplicateTask as error:
         logger.info("The schedule of %s enqueued no task: %s", task.module_path, error)
         return None

@@ -11,6 +11,7 @@ begins with a star, the ticks follow the elapsed time.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
@@ -22,6 +23,8 @@ from django.conf import settings
 
 from django_pglock.errors import LockKeyError, TaskOptionError
 from django_pglock.tasks.call_keys import call_signature, keys_of
+from django_pglock.tasks.options import PERIODS
+from django_pglock.tasks.retry import duration
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
@@ -31,12 +34,16 @@ LEAST_EVERY = 0.1
 #: The width of the column in characters.
 LONGEST_EXPRESSION = 255
 EVERY = "every "
+_INTERVAL = re.compile(rf"{EVERY} *(\d+(?:\.\d+)?) *(s|sec|second|m|min|minute|h|hour|d|day)s?")
 #: The check looks for a first tick after this date; any date would do.
 SOME_DAY = datetime(2024, 1, 1, tzinfo=timezone.utc)
 
 
 class Timing(NamedTuple):
-    """The schedule of a function, as in its row: ``"every 300 s"``, or a cron expression and the name of its zone."""
+    """The times of a schedule, as in its row: ``"every 300 s"``, or a cron expression and the name of its zone.
+
+    People may also write ``"every 5 minutes"``, and leave out the zone: then it is ``settings.TIME_ZONE``.
+    """
 
     expression: str
     zone: str = ""
@@ -53,8 +60,13 @@ class Timing(NamedTuple):
 
     @property
     def step(self) -> timedelta:
-        """The time between two ticks of ``every``."""
-        return timedelta(seconds=float(self.expression.split()[1]))
+        """The time between two ticks of ``every``. Raises ``TaskOptionError`` if it cannot be read."""
+        if (match := _INTERVAL.fullmatch(self.expression)) is None:
+            raise TaskOptionError(f"{self.expression!r} is not an interval; write it as 'every 5 minutes'.")
+        seconds = duration("every", float(match[1]) * PERIODS[match[2][0]])
+        if seconds < LEAST_EVERY:
+            raise TaskOptionError(f"every is {seconds:g} s; give at least {LEAST_EVERY} seconds.")
+        return timedelta(seconds=seconds)
 
     def following(self, tick: datetime, now: datetime) -> datetime:
         """Return the first tick after ``now``. ``every`` counts whole steps from ``tick`` and skips missed ticks."""
@@ -85,7 +97,7 @@ def cron_ticks(expression: str, zone: str, after: datetime) -> Iterator[datetime
     """Yield the ticks of a cron expression after a date, in UTC, each once and in order."""
     from cronsim import CronSim
 
-    for local in CronSim(expression, after.astimezone(ZoneInfo(zone))):
+    for local in CronSim(expression, after.astimezone(ZoneInfo(zone or settings.TIME_ZONE or "UTC"))):
         # If an hour occurs twice, cronsim begins with the first one, which may be over.
         tick = local.astimezone(timezone.utc)
         if tick > after:
@@ -111,6 +123,22 @@ def check_schedule(task: TaskFields, where: str) -> None:
     elif isinstance(task.every, float) and task.every < LEAST_EVERY:
         raise TaskOptionError(f"{where}: every is {task.every:g} s; give at least {LEAST_EVERY} seconds.")
     _check_signature(task, where)
+
+
+def check_timing(timing: Timing, where: str) -> None:
+    """Raise ``TaskOptionError`` for times that people have written, and that no worker could read."""
+    expression, zone = timing
+    if timing.is_every and zone:
+        raise TaskOptionError(f"{where}: an interval has no time zone. Leave {zone!r} out.")
+    if timing.is_every:
+        _ = timing.step
+    elif len(expression.split()) != 5:
+        raise TaskOptionError(
+            f"{where} is {expression!r}; write an interval, such as 'every 5 minutes', or the five fields of cron, "
+            "such as '30 7 * * 1-5'."
+        )
+    else:
+        _check_cron(expression, zone or None, where)
 
 
 def _check_cron(expression: Any, zone: Any, where: str) -> None:

@@ -9,8 +9,9 @@ import pytest
 from django.db.models.functions import Now
 
 from django_pglock import Lease
-from django_pglock.models import Attempt, Queue, Schedule, Task
+from django_pglock.models import Attempt, Queue, Task
 from qa.browser.chromium import PROGRAM
+from tests.db.store.schedules import of_code
 
 #: The package has axe-core as a file. It is not imported, because it would import a browser of its own.
 PACKAGE = find_spec("axe_playwright_python")
@@ -50,7 +51,7 @@ def test_our_pages_pass_axe_and_fit_the_screen(shop, browser):
     failed = a_failed_task()
     Task.objects.create(queue=LONG, backend="default", task_path=LONG, status="READY", kwargs={"numbers": [*range(99)]})
     Queue.objects.pause(LONG, by="anna", reason="The printer is out of paper.")
-    Schedule.objects.create(name=LONG, task_path=LONG, expression="* * * * *", timezone="UTC", next_at=Now())
+    of_code(LONG, "* * * * *", timezone="UTC")
     pages = [
         *("overview/", "task/", "task/?queue=mail", f"task/{failed}/change/", f"task/{failed + 1}/change/"),
         f"task/{failed}/attempts/1/",

@@ -23,11 +23,12 @@ from django_pglock.admin import overview
 from django_pglock.admin.charts import duration
 from django_pglock.admin.failures import FailureGroup
 from django_pglock.admin.overview import VIEWED, Overview, queue_table
-from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
+from django_pglock.models import AdvisoryLock, Queue, Task, Worker
 from django_pglock.store.numbers import Counts, add_numbers, count_depths
 from tests.conftest import NEVER
 from tests.db.admin.visits import add_attempt, make, person, start_worker, url
 from tests.db.locks.sessions import Somebody
+from tests.db.store.schedules import of_code
 
 pytestmark = pytest.mark.django_db
 
@@ -417,9 +418,7 @@ def test_without_a_worker_no_function_is_called_unknown(facts):
 
 def test_schedules_that_are_overdue(facts):
     for name, hours, is_enabled in (("a.late", 1, True), ("a.disabled", 1, False), ("a.coming", -1, True)):
-        Schedule.objects.create(
-            name=name, task_path=name, expression="*", next_at=Now() - hours * HOUR, is_enabled=is_enabled
-        )
+        of_code(name, next_at=Now() - hours * HOUR, is_enabled=is_enabled)
     [sentence] = overview.overdue_schedules(facts)
     assert sentence.text == "The schedule of a.late has been overdue for 1\xa0hour: no worker enqueues it."
     assert sentence.url == "/admin/django_pglock/schedule/?is_enabled__exact=1"

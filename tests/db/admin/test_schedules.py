@@ -13,9 +13,10 @@ from django.utils import timezone
 
 from django_pglock import task
 from django_pglock.models import Schedule, Task
+from django_pglock.tasks import registry
 from django_pglock.tasks.options import Unique
 from tests.db.admin.visits import act, add_attempt, logged, person, said, url
-from tests.db.store.schedules import enqueue_due, register
+from tests.db.store.schedules import enqueue_due, of_code, register
 from tests.sample import scheduled
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("own_registry")]
@@ -47,9 +48,7 @@ def test_the_list_and_the_page_show_a_schedule(client, nightly):
 
 def test_a_schedule_of_removed_code_becomes_overdue(client):
     person(client, "view_schedule")
-    row = Schedule.objects.create(
-        name="gone.tasks.nightly", task_path="gone.tasks.nightly", expression="every 5 s", timezone="", next_at=Now()
-    )
+    row = of_code("gone.tasks.nightly")
     assert "overdue" not in client.get(LIST).content.decode()
     Schedule.objects.update(next_at="2026-01-01T00:00:00Z")
     assert "overdue" in client.get(LIST).content.decode()
@@ -93,9 +92,7 @@ def test_a_button_on_the_page_of_a_schedule_applies_its_verb(client, nightly, ve
 
 def test_actions_change_all_schedules_of_all_pages(client):
     for number in range(3):
-        Schedule.objects.create(
-            name=f"m.f{number}", task_path=f"m.f{number}", expression="every 5 s", timezone="", next_at=Now()
-        )
+        of_code(f"m.f{number}")
     person(client, "view_schedule", "change_schedule")
     data = {"action": "disable", "_selected_action": ["m.f0"], "select_across": "1"}
     assert said(client.post(LIST, data, follow=True)) == ["3 schedules were disabled."]
@@ -136,3 +133,122 @@ def test_the_page_of_a_schedule_shows_its_last_runs(client, own_registry):
     for part in (f"#{runs[1].pk}</a>", "ValueError: no rates", "Failed</span>"):
         assert part in text
     assert "Ready</span>" in client.get(LIST).content.decode(), "the status of the last task"
+
+
+# Schedules of people
+
+
+PATH = "tests.sample.scheduled.with_argument"
+ADD = url("schedule", "add")
+
+
+@pytest.fixture
+def function(own_registry):
+    return task(scheduled.with_argument)
+
+
+def typed(**changes):
+    texts = {"name": "mine", "task_path": PATH, "args": "[1]", "kwargs": "", "timezone": "", "note": "for Anna"}
+    return {**texts, "expression": "every 5 minutes", "is_enabled": "on", **changes}
+
+
+def test_people_create_edit_and_delete_schedules(client, function):
+    user = person(client, "view_schedule", "add_schedule", "delete_schedule")
+    page = client.get(ADD).content.decode()
+    assert f'<option value="{PATH}">' in page
+    assert " style=" not in page
+    client.post(ADD, typed())
+    row = Schedule.objects.get()
+    assert (row.pk, row.args, row.kwargs, row.is_enabled) == ("mine", [1], {}, True)
+    change = url("schedule", "change", row.pk)
+    assert 'name="name"' not in client.get(change).content.decode(), "it keeps its name"
+    client.post(change, typed(args="[2]", expression="30 7 * * 1-5", timezone="Europe/Berlin"))
+    row.refresh_from_db()
+    assert (row.args, row.expression, row.timezone, row.note) == ([2], "30 7 * * 1-5", "Europe/Berlin", "for Anna")
+    client.post(url("schedule", "delete", row.pk), {"post": "yes"})
+    assert not Schedule.objects.exists()
+    assert list(LogEntry.objects.values_list("user", "object_id", "action_flag").order_by("pk")) == [
+        (user.pk, "mine", flag) for flag in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "text"),
+    [
+        ({"task_path": "os.system"}, "task_path", "Select a valid choice"),
+        ({"args": "[1, 2]"}, "args", "too many positional arguments"),
+        ({"args": "{}"}, "args", None),
+        ({"args": '{"number": 1}'}, "args", "Give a JSON list"),
+        ({"expression": "soon"}, "expression", "every 5 minutes"),
+        ({"expression": "0 0 31 2 *"}, "expression", "not a cron expression"),
+        ({"expression": "0 3 * * *", "timezone": "Mars"}, "expression", "not a time zone"),
+        ({"name": PATH}, "name", "stands in the code"),
+    ],
+    ids=str,
+)
+def test_the_form_says_beside_a_field_what_is_wrong(client, function, changes, field, text):
+    person(client, "view_schedule", "add_schedule")
+    errors = client.post(ADD, typed(**changes)).context["adminform"].form.errors
+    assert field in errors
+    assert text is None or text in str(errors[field])
+    assert not Schedule.objects.exists()
+
+
+def test_an_edit_repeats_no_tick_that_comes_while_the_form_is_open(client, function):
+    person(client, "view_schedule", "add_schedule")
+    client.post(ADD, typed())
+    enqueue_due()
+    register()
+    change = url("schedule", "change", "mine")
+    client.get(change)
+    made = tick(timezone.now())
+    client.post(change, typed(note="later"))
+    row = Schedule.objects.get()
+    assert (row.note, row.last_task) == ("later", made.pk)
+    assert row.next_at > timezone.now()
+
+
+def test_schedules_of_the_code_cannot_be_edited(client, nightly):
+    person(client, "view_schedule", "add_schedule", "change_schedule")
+    change = url("schedule", "change", nightly.pk)
+    page = client.get(change).content.decode()
+    assert "in the code" in page
+    assert "_save" not in page
+    assert client.post(change, typed(name=nightly.pk)).status_code == 403
+    assert "in the code" in client.get(LIST).content.decode()
+
+
+@pytest.mark.parametrize("permissions", [("view_schedule",), ("view_schedule", "change_schedule")])
+def test_who_may_not_add_schedules_may_not_edit_them(client, function, permissions):
+    """With other arguments a function may do anything that it can."""
+    Schedule.objects.create(name="mine", task_path=PATH, args=[1], expression="every 1 h")
+    person(client, *permissions)
+    change = url("schedule", "change", "mine")
+    assert "_save" not in client.get(change).content.decode()
+    assert client.get(ADD).status_code == client.post(ADD, typed()).status_code == 403
+    assert client.post(change, typed(args="[2]")).status_code == 403
+    assert Schedule.objects.get().args == [1]
+
+
+def test_hidden_arguments_are_neither_shown_nor_lost(client):
+    task(redact=["number"])(scheduled.with_argument)
+    Schedule.objects.create(name="mine", task_path=PATH, args=["s3cret"], expression="every 1 h")
+    person(client, "view_schedule", "add_schedule")
+    change = url("schedule", "change", "mine")
+    page = client.get(change).content.decode()
+    assert "s3cret" not in page
+    assert "[redacted]" in page
+    client.post(change, typed(note="still secret"))
+    row = Schedule.objects.get()
+    assert (row.note, row.args) == ("still secret", ["s3cret"])
+
+
+def test_a_schedule_whose_function_has_left_the_code_says_so(client, function):
+    Schedule.objects.create(name="mine", task_path=PATH, args=[1], expression="every 1 h")
+    del registry._definitions[PATH]
+    Schedule.objects.update(next_at="2026-01-01T00:00:00Z")
+    person(client, "view_schedule", "add_schedule")
+    assert "does not know its function" in client.get(LIST).content.decode()
+    change = url("schedule", "change", "mine")
+    assert PATH not in str(client.get(change).context["adminform"].form["task_path"]), "no other one is chosen"
+    assert "task_path" in client.post(change, typed()).context["adminform"].form.errors

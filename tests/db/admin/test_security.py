@@ -14,9 +14,10 @@ from django.db.models.functions import Now
 from django.urls import reverse
 
 from django_pglock import lock
-from django_pglock.models import AdvisoryLock, Lease, Queue, Schedule, Task, Worker
+from django_pglock.models import AdvisoryLock, Lease, Queue, Task, Worker
 from django_pglock.testing import hold
 from tests.db.admin.visits import add_attempt, make, person, start_worker, url, with_csrf_checks
+from tests.db.store.schedules import of_code
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -71,7 +72,7 @@ def evil_rows(admin_user):
     running = make("RUNNING", **{**texts, "worker": worker})
     add_attempt(task, exception=EVIL, traceback=EVIL, worker=worker)
     Queue.objects.pause(EVIL, by=EVIL, reason=EVIL)
-    schedule = Schedule.objects.create(name=EVIL, task_path=EVIL, expression=EVIL, timezone=EVIL[:64], next_at=Now())
+    schedule = of_code(EVIL, EVIL, timezone=EVIL[:64], args=[EVIL], kwargs={EVIL: EVIL}, note=EVIL)
     lease = make_lease(EVIL)
     with hold(EVIL):
         locks = list(AdvisoryLock.objects.all())
@@ -164,12 +165,11 @@ VERBS = [
 
 def make_row(model):
     """Make a row that each verb of the model can change. Returns its key."""
-    about = {"expression": "* * * * *", "timezone": "UTC", "next_at": Now()}
     return {
         "task": lambda: make("FAILED", fingerprint=7).pk,
         "failuregroup": lambda: make("FAILED", fingerprint=7).fingerprint,
         "queue": lambda: Queue.objects.pause("mail") and "mail",
-        "schedule": lambda: Schedule.objects.create(name="a.b", task_path="a.b", **about).pk,
+        "schedule": lambda: of_code("a.b").pk,
         "lease": lambda: make_lease("a").pk,
         "advisorylock": lambda: AdvisoryLock.objects.get().pk,
     }[model]()

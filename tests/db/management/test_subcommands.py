@@ -11,6 +11,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db.models.functions import Now
 
+from django_pglock import task
 from django_pglock.management.commands import locktasks as command
 from django_pglock.management.tables import QUEUES, lines_of_fields
 from django_pglock.management.terminal import table
@@ -20,9 +21,10 @@ from django_pglock.store.numbers import Counts, add_numbers, bucket_of
 from django_pglock.store.requests_to_worker import answer_stack, request_stack
 from tests.db.management.commands.test_locktasks import answer as answer  # a fixture
 from tests.db.management.commands.test_locktasks import failed, locktasks
+from tests.db.store.schedules import of_code
 from tests.db.store.test_failures import PATH, fail
 from tests.db.store.test_prune import make
-from tests.sample import tasks
+from tests.sample import scheduled, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -79,20 +81,39 @@ def test_a_container_without_users_can_pause(monkeypatch):
 def test_schedules_are_shown_with_the_status_of_their_last_task():
     assert "There is no schedule" in locktasks("schedules")
     row = make("FAILED", days=0)
-    dates = {"expression": "every 60 s", "timezone": "", "next_at": "2030-01-01T00:00:00Z"}
-    Schedule.objects.create(
-        name="a.fetch", task_path="a.fetch", last_task=row.pk, last_at="2029-12-31T00:00:00Z", **dates
-    )
-    Schedule.objects.create(name="b.gone\x1b", task_path="b.gone\x1b", last_task=row.pk + 1, is_enabled=False, **dates)
+    dates = {"expression": "every 60 s", "next_at": "2030-01-01T00:00:00Z"}
+    of_code("a.fetch", last_task=row.pk, last_at="2029-12-31T00:00:00Z", **dates)
+    of_code("b.gone\x1b", last_task=row.pk + 1, is_enabled=False, **dates)
     head, fetch, gone = locktasks("schedules").splitlines()
-    assert head.split("  ")[0] == "TASK"
+    assert head.split()[:2] == ["NAME", "TASK"]
     assert fetch.split() == [
-        *("a.fetch", "every", "60", "s", "2030-01-01", "00:00:00+0000", "2029-12-31", "00:00:00+0000"),
+        *(
+            "a.fetch",
+            "in",
+            "the",
+            "code",
+            "every",
+            "60",
+            "s",
+            "2030-01-01",
+            "00:00:00+0000",
+            "2029-12-31",
+            "00:00:00+0000",
+        ),
         *(str(row.pk), "FAILED"),
     ]
-    assert gone.split() == ["b.gone?", "every", "60", "s", "disabled", "-", str(row.pk + 1), "-"]
+    assert gone.split() == ["b.gone?", "in", "the", "code", "every", "60", "s", "disabled", "-", str(row.pk + 1), "-"]
     first, second = json.loads(locktasks("schedules", "--json"))
     assert (first["task_path"], first["last_status"], second["last_status"]) == ("a.fetch", "FAILED", None)
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_schedules_of_people_are_shown_with_their_function_and_without_hidden_arguments():
+    path = task(redact=["number"])(scheduled.with_argument).module_path
+    Schedule.objects.create(name="mine", task_path=path, args=["s3cret"], expression="every 1 h")
+    assert locktasks("schedules").splitlines()[1].split()[:2] == ["mine", path]
+    [row] = json.loads(locktasks("schedules", "--json"))
+    assert (row["args"], row["expression"]) == (["[redacted]"], "every 1 h")
 
 
 # The work of ``locktasks stack``: a sentence for each reason for which there is no stack.
@@ -131,9 +152,9 @@ def test_a_worker_that_does_not_answer_in_time_is_reported(mine, monkeypatch):
 
 def test_a_task_that_waits_and_one_that_does_not_exist_have_different_sentences():
     waiting = int(tasks.nothing.enqueue().id)
-    for task, text in ((waiting, f"Task {waiting} is not running"), (waiting + 1, f"There is no task {waiting + 1}")):
+    for number, text in ((waiting, f"Task {waiting} is not running"), (waiting + 1, f"There is no task {waiting + 1}")):
         with pytest.raises(CommandError, match=text):
-            locktasks("stack", task)
+            locktasks("stack", number)
 
 
 # How ``locktasks`` prints tasks and queues.

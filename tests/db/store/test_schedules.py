@@ -27,7 +27,7 @@ from django_pglock.tasks.compat import BaseTaskBackend, task_backends, task_enqu
 from django_pglock.tasks.options import Unique
 from tests.conftest import NEVER
 from tests.db.store.endings import FAILURE
-from tests.db.store.schedules import HOUR, HOURLY, NIGHTLY, decorate, enqueue_due, register, schedule, ticks
+from tests.db.store.schedules import HOUR, HOURLY, NIGHTLY, decorate, enqueue_due, of_code, register, schedule, ticks
 from tests.sample import scheduled
 from tests.sql import execute_sql
 
@@ -73,10 +73,10 @@ def test_registering_a_schedule_again_changes_it_only_with_code_or_settings(sett
 def test_two_schedules_may_call_one_function_and_only_that_with_its_name_follows_the_code():
     """Each has a name, and its ticks are its own."""
     schedule(due=timedelta(minutes=1))
-    Schedule.objects.create(
-        name="each minute", task_path=NIGHTLY, expression="every 60 s", timezone="", next_at=Now() - HOUR
-    )
+    Schedule.objects.create(name="each minute", task_path=NIGHTLY, expression="every 60 s")
     keeper = ScheduleKeeper("default")
+    keeper.keep()
+    Schedule.objects.update(next_at=Now() - HOUR)
     made = keeper.keep().tasks
     assert len(made) == 2
     assert sorted(Schedule.objects.values_list("last_task", flat=True)) == sorted(made)
@@ -417,9 +417,7 @@ def test_enabling_a_schedule_tells_the_parents_of_idle_workers(monkeypatch):
 def test_run_now_leaves_the_schedule_as_it_is():
     row = schedule(unique=Unique(on_conflict="raise"))
     schedule(scheduled.hourly)
-    Schedule.objects.create(
-        name="nobody.knows", task_path="nobody.knows", expression="every 5 s", timezone="", next_at=Now()
-    )
+    of_code("nobody.knows")
     assert len(Schedule.objects.all().run_now()) == 2
     assert len(Schedule.objects.all().run_now()) == 1, "one is unique"
     assert Schedule.objects.filter(pk="nobody.knows").run_now() == []
