@@ -25,6 +25,7 @@ from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 from django_pglock.store.schedules import OF_PEOPLE
 from django_pglock.tasks.redaction import shown, shown_as
 from django_pglock.tasks.states import TaskStatus
+from django_pglock.tasks.steps import OF_OTHER_CODE
 
 #: At most this number of characters of a value is shown.
 MOST_SHOWN = 10_000
@@ -208,7 +209,7 @@ def latest_steps(task: Task) -> list[dict[str, Any]]:
     """Return the latest steps of a task, as rows of a table."""
     if not task.attempts:
         return []
-    last = list(Step.objects.filter(task=task.pk).order_by("-number")[:SHOWN_ATTEMPTS])
+    last = list(Step.objects.filter(task=task.pk).exclude(name=OF_OTHER_CODE).order_by("-number")[:SHOWN_ATTEMPTS])
     return [
         {
             "step": each,

@@ -35,6 +35,9 @@ from django_pglock.tasks.retry import FlowWord
 from django_pglock.tasks.states import TaskStatus
 from django_pglock.tasks.steps import (
     LARGEST_RESULT,
+    LONGEST_DEPLOY,
+    OF_OTHER_CODE,
+    POSTPONED,
     Chunk,
     HandedBack,
     Kind,
@@ -83,7 +86,7 @@ UPDATE {task} SET retries = 0, rescues = 0 WHERE id = %s AND attempts = %s AND s
 """
 
 # The records of tasks that have just been suspended, with the attempt. A wait that is suspended again has its record.
-# If its time is over, it ends, with the event or with a failure.
+# If its time is over, it ends, with the event or with a failure. Only that of a postponed task gets another number.
 SUSPEND = """
 INSERT INTO {step} AS step
     (task_id, name, number, kind, event, attempt, started_at, finished_at, result, failure)
@@ -96,7 +99,9 @@ CROSS JOIN LATERAL (
     SELECT (SELECT COALESCE(event.payload, 'null') FROM {event} AS event
             WHERE is_over AND event.name = suspended.event LIMIT 1) AS payload) AS there
 ON CONFLICT (task_id, name) DO UPDATE
-SET attempt = EXCLUDED.attempt, finished_at = EXCLUDED.finished_at, result = EXCLUDED.result, failure = EXCLUDED.failure
+SET attempt = EXCLUDED.attempt, finished_at = EXCLUDED.finished_at, result = EXCLUDED.result,
+    failure = EXCLUDED.failure, number = EXCLUDED.number,
+    started_at = CASE WHEN step.number = EXCLUDED.number THEN step.started_at ELSE EXCLUDED.started_at END
 WHERE step.finished_at IS NULL
 """
 
@@ -156,8 +161,9 @@ WHERE step.task_id = ANY (%s::bigint[]) AND step.task_id = cause.id AND step.nam
 # that have undone something.
 FORGET_FAILED = """
 DELETE FROM {step} AS step WHERE step.task_id = ANY (%s::bigint[])
-  AND step.number >= (SELECT cause.number FROM {step} AS cause
-                      WHERE cause.task_id = step.task_id AND cause.failure ? 'has_ended_task' LIMIT 1)
+  AND (step.number >= (SELECT cause.number FROM {step} AS cause
+                       WHERE cause.task_id = step.task_id AND cause.failure ? 'has_ended_task' LIMIT 1)
+       OR step.kind = 'CHANGED')
 """
 
 
@@ -167,6 +173,7 @@ class RecordedSteps(Steps):
     def __init__(self, using: str, claim: Claim, definition: TaskFields) -> None:
         # A task that is claimed for the first time has no steps.
         super().__init__({} if claim.attempt == 1 else read_records(using, claim.id))
+        self._postponed = self.records.pop(OF_OTHER_CODE, None)
         self.using = using
         self.claim = claim
         self.definition = definition
@@ -191,6 +198,12 @@ class RecordedSteps(Steps):
             )
             self.end(StepError(text))
         self._step_began = monotonic()
+
+    def postpone(self) -> None:
+        """Leave the function, unless the task was postponed for long enough. A later record makes an older one void."""
+        since = self._postponed
+        if since is None or since.number < self.next_number or self.now() - since.started_at < LONGEST_DEPLOY:
+            self.suspend(OF_OTHER_CODE, Kind.CHANGED, POSTPONED)
 
     def failure_of(self, error: Exception) -> dict[str, str]:
         """Return what to record, if the attempts of the step are spent. Otherwise end the attempt by the error."""
@@ -239,6 +252,7 @@ class RecordedSteps(Steps):
             self.records[name] = Record(number, Kind.STEP.value, from_json(text), failure, rows[0][0])
             return True
         self.records = read_records(self.using, self.claim.id)
+        self.records.pop(OF_OTHER_CODE, None)
         if name not in self.records:
             raise ClaimLost(f"{self.claim} is no longer claimed by this attempt, so its step {name!r} is not recorded.")
         return False
@@ -343,7 +357,7 @@ def prune_events(using: str, *, limit: int = WAITS_AT_ONCE) -> None:
 
 
 def forget_failed(using: str, ids: Iterable[int]) -> None:
-    """Delete the failed steps that have ended these tasks, and the steps after them."""
+    """Delete the failed steps that have ended these tasks, the later ones, and since when they were postponed."""
     run(using, FORGET_FAILED, list(ids))
 
 

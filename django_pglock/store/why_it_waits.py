@@ -95,6 +95,8 @@ def _in_a_step(task: Any, using: str) -> str:
     for kind, event in run(using, OPEN_STEP, task.pk, task.pk):
         if kind == Kind.EVENT:
             return gettext("This task waits for the event %(event)s.") % {"event": event}
+        if kind == Kind.CHANGED:
+            return gettext("This task waits for a worker with the code of its steps.")
         return gettext("This task sleeps.")
     return ""
 

@@ -164,8 +164,9 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
         The result is recorded as JSON, of at most 1 MiB, in a transaction of its own. If a worker dies between the
         function and its record, the function is called again. An exception ends the attempt, and the step is tried
         again by ``max_attempts``, ``backoff`` and ``retry_on`` of the task, counted since the last record. Then it is
-        recorded, and ``StepFailed`` is raised here, in each run. Raises ``StepError`` if the step is nested, concurrent
-        or inside of ``atomic()``, or if the name was used before, and ``StepsChanged`` if the function has changed.
+        recorded, and ``StepFailed`` is raised here, in each run. The task fails with ``StepError`` if the step is
+        nested, concurrent or inside of ``atomic()``, or if the name was used before. If the function has changed, the
+        task is postponed for up to ten minutes, and then fails with ``StepsChanged``.
         """
         return self._steps.step(name, function, *args, **kwargs)
 

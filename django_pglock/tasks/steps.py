@@ -37,6 +37,11 @@ R = TypeVar("R")
 
 #: Python 3.10 has no groups.
 GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
+#: Seconds for which a task is postponed that has steps of other code, and for which it is postponed again and again.
+#: During a rolling deploy, a worker with the code of its steps takes it meanwhile.
+POSTPONED, LONGEST_DEPLOY = 30.0, 600.0
+#: The name of the record that says since when. No step has it.
+OF_OTHER_CODE = ""
 #: Bytes of the result of a step or of an event's payload, characters of a name, and steps of a task.
 LARGEST_RESULT, LONGEST_NAME, MOST_STEPS = 1024 * 1024, 200, 10_000
 
@@ -47,6 +52,7 @@ class Kind(str, Enum):
     STEP = "STEP"
     SLEEP = "SLEEP"
     EVENT = "EVENT"
+    CHANGED = "CHANGED"
     CHUNKS = "CHUNKS"
 
 
@@ -316,6 +322,7 @@ class Steps:
             f"run: {[name for name in self.records if name in self._met]} and new names. Write `if 'name' in "
             "context.steps` for what tasks of the old code have recorded."
         )
+        self.postpone()
         self.end(StepsChanged(text))
 
     def suspend(self, name: str, kind: Kind, seconds: float, event: str | None = None) -> NoReturn:
@@ -369,6 +376,9 @@ class Steps:
 
     def check(self, name: str) -> None:
         """Raise if a new step cannot be executed here."""
+
+    def postpone(self) -> None:
+        """Leave the function if a worker with other code may continue it."""
 
     def failure_of(self, error: Exception) -> dict[str, str]:
         """Return what to record of a step that has raised, if its attempts are spent. Otherwise raise."""

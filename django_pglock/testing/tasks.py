@@ -231,8 +231,8 @@ class Here:
         waiting = waiting.filter(queue__in=queues - paused_queues(self.using).keys())
         scheduled = waiting.filter(status=TaskStatus.SCHEDULED).order_by("run_after", "pk").first()
         if scheduled is not None:
-            # A wait for an event ends by its timeout.
-            waits = rows_of("Step", self.using).filter(task=scheduled.pk, finished_at=None, event__isnull=False)
+            # A wait for an event ends by its timeout, and one for other code as well.
+            waits = rows_of("Step", self.using).filter(task=scheduled.pk, finished_at=None)
             waits.update(started_at=F("started_at") - (scheduled.run_after - timezone.now()))
             is_due = bool(tasks.filter(pk=scheduled.pk).run_now())
             self._run_hooks()

@@ -51,6 +51,35 @@ def test_each_atomic_step_happens_once_and_only_the_last_other_one_may_repeat(wo
         assert each.return_value == list(range(PARTS)), "the results are in order"
 
 
+def test_old_code_gives_the_tasks_of_new_code_time_to_come_to_it(worker_process, eventually):
+    """The order of a rolling deploy that is rolled back for a while, and then finished."""
+    new = worker_process("--threads", "2", **{step_tasks.VERSION: "first second ?go third"})
+    for number in range(JOURNEYS):
+        step_tasks.deployed.enqueue(number)
+    waiting = Step.objects.filter(kind="EVENT", finished_at=None)
+    eventually(lambda: waiting.count() == JOURNEYS, why="they do not come to their wait")
+    new.end()
+    worker_process("--threads", "2", **{step_tasks.VERSION: "second ?go third"})
+    for number in range(JOURNEYS):
+        emit(f"go:{number}")
+    postponed = Step.objects.filter(kind="CHANGED")
+    eventually(lambda: postponed.count() == JOURNEYS, why="the old code does not postpone them")
+    assert not Task.objects.filter(status="FAILED").exists()
+    worker_process("--threads", "2", **{step_tasks.VERSION: "first second ?go third"})
+
+    def have_succeeded():
+        Task.objects.all().run_now()
+        return not Task.objects.exclude(status="SUCCESSFUL").exists()
+
+    eventually(have_succeeded, why="a task is left behind")
+    assert {each.attempts_made for each in Task.objects.all()} == {1}
+    assert Counter(Effect.objects.values_list("name", flat=True)) == {
+        "first": JOURNEYS,
+        "second": JOURNEYS,
+        "third": JOURNEYS,
+    }
+
+
 def test_a_deploy_repeats_no_step_and_spends_no_attempt(worker_process, eventually):
     """A process that has to end gives its tasks back before their next steps, long before the end of its grace."""
     results = [step_tasks.journey.enqueue(number) for number in range(JOURNEYS)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from datetime import timedelta
 
@@ -253,6 +254,19 @@ def count(name, number):
     Effect.objects.create(name=name, number=number)
     time.sleep(0.02)
     return number % 10
+
+
+#: The names of the parts of ``deployed``, in this version of the code.
+VERSION = "SAMPLE_VERSION"
+
+
+@task(takes_context=True)
+def deployed(context, number):
+    for name in os.environ.get(VERSION, "").split():
+        if name.startswith("?"):
+            context.wait_for(f"{name[1:]}:{number}", timeout=None, name=name)
+        else:
+            context.step(name, count, name, number)
 
 
 @task(takes_context=True)

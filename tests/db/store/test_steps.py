@@ -504,9 +504,42 @@ def test_an_atomic_function_has_no_steps():
 def test_a_function_that_has_changed_is_noticed(before, after, said):
     result = sample.changing.enqueue()
     sample.CODE[:], sample.NEXT[:] = before.split(), after.split()
-    assert outcomes() == ["retried", "succeeded" if said is None else "failed"]
+    first, *others, last = outcomes()
+    assert (first, last) == ("retried", "succeeded" if said is None else "failed")
+    assert others == ["snoozed"] * (0 if said is None else 20), "it waits for ten minutes for a worker with other code"
     if said is not None:
         assert re.search(said, refreshed(result).errors[-1].traceback)
+
+
+def test_old_code_that_gets_a_task_of_new_code_postpones_it():
+    result = sample.changing.enqueue()
+    sample.CODE[:], sample.NEXT[:] = ["a", "b", "fail"], ["a"]
+    assert outcomes(until="due") == ["retried", "snoozed"]
+    task = Task.objects.get()
+    assert why_it_waits(task, "default") == "This task waits for a worker with the code of its steps."
+    assert task.retries == 1, "no attempt is spent"
+    sample.CODE[:] = ["a", "b", "c"]
+    Task.objects.all().run_now()
+    assert outcomes(until="due") == ["succeeded"]
+    assert sample.CALLS == ["a", "b", "c"]
+    assert not refreshed(result).errors[1:]
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_each_deploy_has_ten_minutes_if_the_task_has_made_progress_in_between(progress):
+    sample.changing.enqueue()
+    sample.CODE[:], sample.NEXT[:] = ["a", "b", "fail"], ["a"]
+    assert outcomes(until="due") == ["retried", "snoozed"]
+    Step.objects.filter(kind="CHANGED").update(started_at=now() - timedelta(hours=1))
+    if progress:
+        sample.CODE[:] = ["a", "b", "c", "fail"]
+        Task.objects.all().run_now()
+        assert outcomes(until="due") == ["retried", "snoozed"]
+    else:
+        Task.objects.all().run_now()
+        assert outcomes(until="due") == ["failed"]
+        assert Task.objects.all().retry() == 1
+        assert outcomes(until="due") == ["snoozed"], "a retry postpones it anew"
 
 
 # What people see
