@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from django.db import DatabaseError, ProgrammingError
@@ -27,7 +28,7 @@ from django_pglock.store.statements import rows_of
 from django_pglock.store.why_it_waits import why_unfinished
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.backends import arguments_of
-from django_pglock.tasks.call_keys import check_call, key_maker, positional_names
+from django_pglock.tasks.call_keys import adds_context, check_call, key_maker, positional_names
 from django_pglock.tasks.claim import date_of
 from django_pglock.tasks.compat import (
     BaseTaskBackend,
@@ -38,6 +39,7 @@ from django_pglock.tasks.compat import (
     task_enqueued,
 )
 from django_pglock.tasks.definition import PostgresTask
+from django_pglock.tasks.fields import defaults_of
 from django_pglock.tasks.instrumentation import observe_enqueue
 from django_pglock.tasks.queues import check_queue_name
 from django_pglock.tasks.registry import why_not_found
@@ -50,8 +52,9 @@ Maker = Callable[[Any, Any], Call]
 class PostgresBackend(BaseTaskBackend):
     """Stores tasks in the ``Task`` table of one database, in the transaction of the caller who enqueues them.
 
-    ``OPTIONS``: ``database``, the alias of that database (default ``"default"``). Raises ``ConfigurationError`` for any
-    other option.
+    ``OPTIONS``: ``database``, the alias of that database (default ``"default"``); ``defaults``, options for the
+    functions whose ``@task`` does not give them, such as ``{"timeout": 300}``. Raises ``ConfigurationError`` for any
+    other option, and for a default that no function could have.
     """
 
     task_class = PostgresTask
@@ -63,6 +66,7 @@ class PostgresBackend(BaseTaskBackend):
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
         self.database = task_database(alias, self.options)
+        self.defaults = defaults_of(alias, self.options)
 
     def validate_task(self, task: Task[..., Any]) -> None:
         """Raise ``InvalidTask`` unless a worker of this backend can run the task with these options."""
@@ -77,7 +81,7 @@ class PostgresBackend(BaseTaskBackend):
                 f"The queue {task.queue_name!r} of {task.module_path} is not in QUEUES of TASKS[{self.alias!r}], which "
                 f"has {', '.join(map(repr, sorted(self.queues)))}. Add it there; [] allows every name."
             )
-        super().validate_task(task)
+        super().validate_task(_without_context(task))
         try:
             check_queue_name(task.queue_name)
         except ValueError as error:
@@ -239,6 +243,17 @@ def _explained(error: ProgrammingError, using: str) -> ProgrammingError:
         f"{error}\nDatabase {using!r} lacks tables of django_pglock. Run: manage.py migrate --database {using}. "
         "If that makes none, a router forbids it: let allow_migrate return True for this database and django_pglock."
     )
+
+
+def _without_context(task: Any) -> Any:
+    """Return what Django's validation may read of a task whose context is taken by a decorator below ``@task``.
+
+    Django asks for the parameters of the function that ``functools.wraps`` names, which does not take the context.
+    """
+    if not (task.takes_context and adds_context(task.func)):
+        return task
+    names = ("func", "priority", "run_after", "queue_name")
+    return SimpleNamespace(**{name: getattr(task, name) for name in names}, takes_context=False)
 
 
 def _maker(task: PostgresTask) -> Maker:

@@ -220,8 +220,10 @@ def check_retry_options() -> Problems:
 
 def _changed(tasks: Sequence[TaskFields], names: Sequence[str]) -> str:
     """Return which of these functions have which of these options with another value than the default."""
-    defaults = {each.name: each.default for each in fields(TaskFields)}
-    changed = {each.module_path: [name for name in names if getattr(each, name) != defaults[name]] for each in tasks}
+    defaults, changed = {each.name: each.default for each in fields(TaskFields)}, {}
+    for task in tasks:
+        usual = {**defaults, **getattr(task.get_backend(), "defaults", {})}
+        changed[task.module_path] = [name for name in names if getattr(task, name) != usual[name]]
     found = [f"{path} ({', '.join(options)})" for path, options in changed.items() if options]
     more = [f"and {len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
     return "; ".join(found[:MOST_NAMED] + more)

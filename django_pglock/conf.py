@@ -146,21 +146,22 @@ def get_settings() -> Settings:
     Raises ``ConfigurationError`` for an unknown option, with the most similar known one, and for a wrong value.
     """
     given = getattr(django_settings, "DJANGO_PGLOCK", {})
-    _require_options("DJANGO_PGLOCK", given, [each.name for each in fields(Settings)])
+    require_options("DJANGO_PGLOCK", given, [each.name for each in fields(Settings)])
     return Settings(**given)
 
 
 def task_database(backend: str, options: Any) -> str:
     """Return the database alias that the ``OPTIONS`` of a backend in ``TASKS`` name. Raises ``ConfigurationError``."""
     where = f"TASKS[{backend!r}]['OPTIONS']"
-    _require_options(where, options, ["database"])
+    require_options(where, options, ["database", "defaults"])
     alias = options.get("database", DEFAULT_DB_ALIAS)
     if not isinstance(alias, str):
         raise ConfigurationError(f"{where}['database'] is {alias!r}; it must be a string.")
     return alias
 
 
-def _require_options(where: str, given: Any, known: Sequence[str]) -> None:
+def require_options(where: str, given: Any, known: Sequence[str]) -> None:
+    """Raise ``ConfigurationError`` unless ``given`` is a dict that has only these keys."""
     if not isinstance(given, dict):
         raise ConfigurationError(f"{where} must be a dict, not {type(given).__name__}.")
     if problems := [unknown_option(where, name, known) for name in given if name not in known]:

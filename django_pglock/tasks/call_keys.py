@@ -165,7 +165,15 @@ def has_digest(key: str) -> bool:
 def call_signature(function: Callable[..., Any], takes_context: bool = False) -> inspect.Signature:
     """Return the parameters of a call: those of the function without the context, which the worker adds."""
     signature = inspect.signature(function)
-    return signature.replace(parameters=[*signature.parameters.values()][takes_context:])
+    has_context = takes_context and not adds_context(function)
+    return signature.replace(parameters=[*signature.parameters.values()][has_context:])
+
+
+def adds_context(function: Callable[..., Any]) -> bool:
+    """Return whether a decorator of the project takes the context, and not the function that it has wrapped."""
+    signatures = (inspect.signature(function, follow_wrapped=each) for each in (True, False))
+    inner, outer = (next(iter(each.parameters), "") for each in signatures)
+    return outer == "context" != inner
 
 
 @lru_cache(maxsize=1024)

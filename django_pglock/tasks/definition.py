@@ -24,7 +24,7 @@ from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import make_templates, misfit
 from django_pglock.tasks.claim import TaskContext, with_context
 from django_pglock.tasks.compat import InvalidTask, Task, TaskResult
-from django_pglock.tasks.fields import CARRIED, By, TaskFields, check_names
+from django_pglock.tasks.fields import CARRIED, OPTIONS, By, TaskFields, check_names
 from django_pglock.tasks.options import GroupOption, RateOption, UniqueOption
 from django_pglock.tasks.redaction import RedactOption, redact_of
 from django_pglock.tasks.retry import BackoffOption
@@ -41,7 +41,9 @@ class PostgresTask(TaskFields):
     def __new__(cls, **options: Any) -> Self:
         # Django 6.1's own @task passes on all options. For an unknown one, Python's message would only name __init__.
         check_names(_where(options.get("func")), options.keys() - {"func"}, By.BOTH)
-        return object.__new__(cls)
+        task = object.__new__(cls)
+        object.__setattr__(task, "given", options.keys())
+        return task
 
     def __post_init__(self) -> None:
         if isgeneratorfunction(self.func) or isasyncgenfunction(self.func):
@@ -50,6 +52,8 @@ class PostgresTask(TaskFields):
                 "over it in another function, and decorate that."
             )
         self.check_values(where := f"@task on {self.module_path}")
+        if len(self.given) <= len(OPTIONS):
+            self._take_defaults()
         self._check_together(where)
         if isinstance(self.run_after, timedelta) and not issubclass(self.get_backend().task_class, PostgresTask):
             # Django's own backends, for tests and development, know only dates.
@@ -67,6 +71,12 @@ class PostgresTask(TaskFields):
         # The same as in Django 6.1, for each version, and without the fields that __post_init__ fills.
         options = {each.name: getattr(self, each.name) for each in fields(self) if each.init and each.name != "func"}
         return _made_again, (self.module_path, options)
+
+    def _take_defaults(self) -> None:
+        """Take the options that only the settings give. Copies have them already."""
+        defaults = {} if self.is_own else getattr(self.get_backend(), "defaults", {})
+        for name in defaults.keys() - self.given:
+            object.__setattr__(self, name, defaults[name])
 
     def _check_together(self, where: str) -> None:
         """Check the options that depend on the function or on each other."""

@@ -7,14 +7,14 @@ queues, with ours. Type checkers cannot read the table: ``definition.py`` names 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_pglock.conf import unknown_option
-from django_pglock.errors import EventTimeout, StepError, StepFailed, TaskOptionError
+from django_pglock.conf import require_options, unknown_option
+from django_pglock.errors import ConfigurationError, EventTimeout, StepError, StepFailed, TaskOptionError
 from django_pglock.tasks import options as check
 from django_pglock.tasks.compat import Task
 from django_pglock.tasks.options import Group, Rate, Unique
@@ -147,6 +147,8 @@ class TaskFields(Task):  # type: ignore[type-arg]
         default_factory=dict, hash=False, metadata={"option": Option(check.meta, By.BOTH, False, False)}
     )
 
+    #: The names of the options that the decorator was given. A copy by ``using()`` is given all of them.
+    given: KeysView[str] = field(init=False, repr=False, compare=False, hash=False)
     #: The options that differ from the decorated definition and are stored in the row; empty for the definition itself.
     carried: dict[str, Any] = field(init=False, repr=False, compare=False, hash=False, default_factory=dict)
     #: What is the same for all calls of this task, once its first call has computed it. Copies begin without it.
@@ -205,7 +207,22 @@ class TaskFields(Task):  # type: ignore[type-arg]
 OPTIONS: dict[str, Option] = {each.name: each.metadata["option"] for each in fields(TaskFields) if each.metadata}
 OF_FUNCTION = sorted(name for name, each in OPTIONS.items() if each.by is not By.CALL)
 OF_CALL = sorted(name for name, each in OPTIONS.items() if each.by is not By.FUNCTION)
+#: What a backend may have as ``defaults``. All others belong to one function, or need another option beside them.
+OF_BACKEND = (
+    *("atomic", "backoff", "capture_logs", "expires", "keep_result", "max_attempts", "max_snoozes"),
+    *("no_retry_on", "retry_on", "timeout"),
+)
 CARRIED = [name for name, each in OPTIONS.items() if each.is_carried]
+
+
+def defaults_of(backend: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the ``defaults`` in the ``OPTIONS`` of a backend. Raises ``ConfigurationError``."""
+    where, given = f"TASKS[{backend!r}]['OPTIONS']['defaults']", options.get("defaults", {})
+    require_options(where, given, OF_BACKEND)
+    try:
+        return {name: OPTIONS[name].check(f"{where}[{name!r}]", value) for name, value in given.items()}
+    except TaskOptionError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _by_word(texts: dict[str, str]) -> dict[str, str]:

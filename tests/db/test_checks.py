@@ -306,3 +306,11 @@ def test_a_check_reports_options_of_retries_without_a_retry():
     assert problem.msg.endswith("because max_attempts is 1: tests.sample.tasks.echo (backoff, retry_on).")
     registry._definitions.clear()
     assert checks.check_retry_options() == []
+
+
+def test_a_default_of_the_settings_is_no_option_without_effect(own_registry, settings):
+    registry._definitions.clear()
+    backend = {**settings.TASKS["default"], "OPTIONS": {"defaults": {"backoff": 5, "retry_on": OSError}}}
+    settings.TASKS = {"default": backend}
+    task(plain_tasks.echo.func)
+    assert checks.check_retry_options() == []

@@ -13,10 +13,11 @@ from django.db import connection, connections, transaction
 
 from django_pglock import enqueue_many, task
 from django_pglock.backend import PostgresBackend
-from django_pglock.errors import TaskArgumentsError, TaskOptionError
+from django_pglock.errors import LockKeyError, TaskArgumentsError, TaskOptionError
 from django_pglock.models import Queue, Schedule, Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.tasks.compat import InvalidTask
+from django_pglock.testing import run_tasks
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -206,3 +207,58 @@ def test_a_function_whose_decorator_uses_wraps_has_its_context(own_registry):
         return check_and_report(*args, **kwargs)
 
     assert task(takes_context=True)(decorated).call(2)[0] == 2
+
+
+# Hooks: a decorator of the project below @task(takes_context=True)
+
+
+SEEN = []
+
+
+def noted(function):
+    """Note each attempt, and its end."""
+
+    @wraps(function)
+    def inner(context, *args, **kwargs):
+        SEEN.append((context.attempt, args, kwargs))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            SEEN.append("ended")
+
+    return inner
+
+
+def double(number, add=0):
+    return 2 * number + add
+
+
+@pytest.fixture
+def hooked(own_registry):
+    SEEN.clear()
+    return task(takes_context=True, lock="number:{number}", unique=True)(noted(double))
+
+
+def test_a_decorator_takes_the_context_that_its_function_does_not_have(hooked):
+    hooked.using(priority=3).enqueue(2)
+    enqueue_many(hooked, [(3,)])
+    [first, second] = run_tasks()
+    assert [each.result.return_value for each in (first, second)] == [4, 6]
+    assert SEEN == [(1, (2,), {}), "ended", (1, (3,), {}), "ended"]
+    assert [Task.objects.get(pk=each.task_id).lock_key for each in (first, second)] == ["number:2", "number:3"]
+    assert hooked.call(4, add=1) == 9
+
+
+def test_the_keys_of_such_a_function_are_those_of_the_function_that_is_wrapped(hooked):
+    """By position and by name it is the same call. A name that the function does not have is refused."""
+    one, same = hooked.enqueue(5), hooked.enqueue(number=5, add=0)
+    assert one.id == same.id
+    with pytest.raises(TaskArgumentsError, match="colour"):
+        hooked.enqueue(5, colour=1)
+    with pytest.raises(LockKeyError, match="nobody"):
+        task(takes_context=True, lock="of:{nobody}")(noted(double))
+
+
+def test_a_schedule_may_call_a_function_with_such_a_decorator(own_registry):
+    with pytest.raises(TaskOptionError, match="missing a required argument: 'number'"):
+        task(takes_context=True, every=5)(noted(double))

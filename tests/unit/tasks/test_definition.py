@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+from copy import copy
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +13,13 @@ from types import SimpleNamespace
 import pytest
 from django.utils import timezone
 
-from django_pglock import Rate, task
-from django_pglock.errors import LockKeyError, TaskOptionError
-from django_pglock.tasks import definition, fields
-from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask
+from django_pglock import Linear, Rate, task
+from django_pglock.errors import ConfigurationError, LockKeyError, TaskOptionError
+from django_pglock.tasks import definition, fields, registry
+from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask, task_backends
 from django_pglock.tasks.definition import PostgresTask
 from django_pglock.tasks.fields import By
-from tests.sample import tasks
+from tests.sample import portable_tasks, tasks
 
 pytestmark = pytest.mark.usefixtures("own_registry")
 
@@ -320,3 +322,56 @@ def test_each_foreign_option_is_answered_with_an_option_where_it_can_be_given():
             assert name in {"@task": fields.OF_FUNCTION, "using": fields.OF_CALL}[place]
     names = {text.partition(",")[0] for text in fields.FOREIGN_OPTIONS.values()} - {"nothing"}
     assert {name for name in names if name.isidentifier()} <= {*fields.OF_FUNCTION} & {*fields.OF_CALL}
+
+
+# Defaults of a backend
+
+
+def never_again(number): ...
+
+
+@pytest.fixture
+def with_defaults(settings):
+    def write(**defaults):
+        ours = {"BACKEND": "django_pglock.backend.PostgresBackend", "QUEUES": []}
+        settings.TASKS = {"default": {**ours, "OPTIONS": {"defaults": defaults}}, "plain": ours}
+
+    return write
+
+
+def test_a_function_has_the_defaults_of_its_backend_unless_it_says_otherwise(with_defaults):
+    """By our decorator, and by Django's, which gives its own options to each function."""
+    with_defaults(timeout=timedelta(minutes=5), max_attempts=3, backoff=Linear(60), retry_on=OSError)
+    for decorate in (task, portable_tasks.task):
+        made = decorate()(never_again)
+        assert (made.timeout, made.max_attempts, made.backoff, made.retry_on) == (300, 3, Linear(60), (OSError,))
+    own = task(timeout=None, max_attempts=1)(never_again)
+    assert (own.timeout, own.max_attempts, own.backoff) == (None, 1, Linear(60))
+    assert own.using(max_attempts=7).max_attempts == 7
+    assert own.using(priority=5).timeout is None, "a copy has what the function has"
+    assert copy(own).timeout is None
+    assert task(backend="plain")(never_again).max_attempts == 1
+
+
+@pytest.mark.parametrize(
+    ("defaults", "text"),
+    [
+        ({"timeout": 0}, r"TASKS\['default'\]\['OPTIONS'\]\['defaults'\]\['timeout'\] is 0"),
+        ({"max_attempts": "3"}, r"\['max_attempts'\] is '3'; give a number from 1"),
+        ({"max_attemps": 3}, "has no option 'max_attemps'. Did you mean 'max_attempts'?"),
+        ({"lock": "all"}, "has no option 'lock'. Its options are atomic, backoff"),
+        ({"on_failure": "shop.tasks.mourn"}, "has no option 'on_failure'"),
+    ],
+    ids=str,
+)
+def test_defaults_that_cannot_be_meant_are_refused_when_the_settings_are_read(with_defaults, defaults, text):
+    with_defaults(**defaults)
+    with pytest.raises(ConfigurationError, match=text):
+        task_backends["default"]
+
+
+def test_the_packages_own_functions_have_no_defaults_of_the_project(with_defaults):
+    with_defaults(max_attempts=9)
+    own = registry.find("django_pglock.store.operate.change_tasks")
+    assert own.is_own
+    assert replace(own).max_attempts == own.max_attempts != 9
