@@ -1,0 +1,122 @@
+"""``shared_task``, and ``Celery``: an app of the bridge, which has tasks and settings, and no connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from django.apps import apps
+from django.utils.module_loading import autodiscover_modules
+
+from django_pglock.contrib.celery import canvas, options
+from django_pglock.contrib.celery import result as results
+from django_pglock.contrib.celery.conf import conf
+from django_pglock.contrib.celery.request import current_task
+from django_pglock.contrib.celery.task import Task, make, register
+
+#: What imports modules of tasks when Django is ready.
+to_import: list[Callable[[], Any]] = []
+
+
+class Control:
+    """``app.control``, with ``revoke()`` alone."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise options.missing("app.control", name)
+
+    def revoke(self, task_id: Any, *args: Any, **ignored: Any) -> None:
+        """Cancel a task by its id, or several: waiting ones do not run, and running ones are asked to stop."""
+        results.rows(*(task_id if isinstance(task_id, (list, tuple, set)) else [task_id])).cancel()
+
+    terminate = revoke
+
+
+class Celery:
+    """An app. ``broker`` and ``backend`` have no meaning here: both are the database of ``TASKS["default"]``."""
+
+    Task: Any = Task
+    AsyncResult, GroupResult = results.AsyncResult, results.GroupResult
+    conf, control, current_task, tasks = conf, Control(), current_task, canvas.tasks
+    signature = staticmethod(canvas.signature)
+
+    def __init__(self, main: str | None = None, include: Iterable[str] = (), **ignored: Any) -> None:
+        self.main = main
+        for module in include:
+            _import_later(partial(import_module, module))
+
+    def __getattr__(self, name: str) -> Any:
+        raise options.missing("app", name)
+
+    def task(self, *args: Any, **given: Any) -> Any:
+        """Decorate a function: ``@app.task`` or ``@app.task(bind=True, …)``, as ``shared_task``."""
+
+        def decorate(function: Callable[..., Any]) -> Task:
+            return make(function, dict(given), self)
+
+        return decorate(args[0]) if args and callable(args[0]) else decorate
+
+    def register_task(self, task: Any, **ignored: Any) -> Task:
+        """Register a task that is a class with ``run()``, or an instance of it."""
+        return register(task() if isinstance(task, type) else task, self)
+
+    def config_from_object(self, source: Any, namespace: str | None = None, **ignored: Any) -> None:
+        """Read settings with this prefix from Django's, or all attributes of another object or module."""
+        if source == "django.conf:settings":
+            object.__setattr__(conf, "namespace", namespace or conf.namespace)
+            return
+        found = import_module(source) if isinstance(source, str) else source
+        prefix = f"{namespace}_" if namespace else ""
+        named = {name.removeprefix(prefix): value for name, value in vars(found).items() if name.startswith(prefix)}
+        conf.update({name: value for name, value in named.items() if name[0] != "_"})
+
+    def autodiscover_tasks(self, packages: Any = None, related_name: str | None = "tasks", force: bool = False) -> None:
+        """Import the modules of this name in all apps, or in these packages, when Django is ready."""
+
+        def discover() -> None:
+            if packages is None:
+                autodiscover_modules(related_name or "tasks")
+            for package in (packages() if callable(packages) else packages) or ():
+                _import_if_there(f"{package}.{related_name}" if related_name else package)
+
+        _import_later(discover)
+
+    def send_task(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """Enqueue a call of a task by its name. Raises ``NotRegistered``."""
+        return canvas.signature(name).type.apply_async(args, kwargs, **options)
+
+    def set_default(self, *args: Any, **ignored: Any) -> None:
+        """Do nothing: all apps have the same tasks and settings."""
+
+    finalize = set_current = set_default
+
+
+def shared_task(*args: Any, **options: Any) -> Any:
+    """Decorate a function: ``@shared_task`` or ``@shared_task(bind=True, max_retries=5)``. Returns a ``Task``.
+
+    ``name bind base queue priority expires`` and ``rate_limit``, which is for all workers together; ``max_retries
+    default_retry_delay`` of ``self.retry()``; ``autoretry_for dont_autoretry_for retry_kwargs retry_backoff
+    retry_backoff_max retry_jitter``; ``time_limit``, ``soft_time_limit``: seconds, by the package's ``timeout``;
+    ``ignore_result``: the returned value is not stored. Raises ``TaskOptionError`` for other options.
+    """
+    return current_app.task(*args, **options)
+
+
+def _import_later(function: Callable[[], Any]) -> None:
+    if apps.ready:
+        function()
+    else:
+        to_import.append(function)
+
+
+def _import_if_there(path: str) -> None:
+    try:
+        import_module(path)
+    except ModuleNotFoundError as error:
+        # A package need not have such a module. What a module that is there does not find is an error of its own.
+        if not f"{path}.".startswith(f"{error.name}."):
+            raise
+
+
+current_app = Celery("default")

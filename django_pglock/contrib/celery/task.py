@@ -1,0 +1,449 @@
+"""A task with the methods of Celery's, over a task of this package.
+
+Its row has the path of the function, as with ``@task``. So rows that wait run on when the function moves to ``@task``,
+and retries, time limits, rates and priorities are those of the package.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import cached_property, partial
+from inspect import iscoroutinefunction, signature
+from random import randrange
+from typing import Any
+from uuid import uuid4
+
+from django.conf import settings
+from django.db import DEFAULT_DB_ALIAS, transaction
+
+from django_pglock.contrib.celery import canvas
+from django_pglock.contrib.celery import options as words
+from django_pglock.contrib.celery import result as results
+from django_pglock.contrib.celery.canvas import EAGER, LINKS, NEEDED, Signature, listed, together
+from django_pglock.contrib.celery.conf import conf
+from django_pglock.contrib.celery.errbacks import META, call_errback, call_errbacks, watch
+from django_pglock.contrib.celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
+from django_pglock.contrib.celery.request import ExceptionInfo, Request, entered, request_of
+from django_pglock.contrib.celery.result import AsyncResult, EagerResult, GroupResult
+from django_pglock.contrib.celery.states import FAILURE, SUCCESS
+from django_pglock.contrib.celery.values import decode, encode
+from django_pglock.errors import TaskArgumentsError, TaskCancelled, TaskOptionError, TaskStopped
+from django_pglock.loggers import get_logger
+from django_pglock.postgres.stopping import current_attempt
+from django_pglock.tasks.backends import database_of_tasks, enqueue_many
+from django_pglock.tasks.claim import running_claim
+from django_pglock.tasks.definition import PostgresTask
+from django_pglock.tasks.retry import FlowWord, Snooze
+
+logger = get_logger("django_pglock.celery")
+
+
+class Task:
+    """The base of all tasks of the bridge. A project's own base may have hooks, and options as attributes."""
+
+    name: str
+    app: Any = None
+    is_bound = False
+    #: Retries without the first attempt; None: without an end. Delays are in seconds.
+    max_retries: int | None = 3
+    default_retry_delay: float = 180
+    autoretry_for: Any = ()
+    dont_autoretry_for: Any = ()
+    retry_kwargs: Any = {}
+    retry_backoff: Any = False
+    retry_backoff_max: float = 600
+    retry_jitter = True
+    #: None: as the settings say, or none. A rate is for all workers together, and not for each.
+    queue = priority = expires = rate_limit = time_limit = soft_time_limit = ignore_result = None
+    MaxRetriesExceededError = MaxRetriesExceededError
+
+    def __init__(self) -> None:
+        self._source = getattr(self, "__wrapped__", type(self))
+        if not hasattr(self, "name"):
+            self.name = f"{self._source.__module__}.{self._source.__name__}"
+
+    def __getattr__(self, name: str) -> Any:
+        raise words.missing(self.__dict__.get("name", "task"), name)
+
+    def __repr__(self) -> str:
+        return f"<@task: {self.name}>"
+
+    @property
+    def __name__(self) -> str:
+        return str(self._source.__name__)
+
+    # What a project overrides
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Do the work of the task."""
+        raise NotImplementedError(f"{self.name} has no run().")
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        """Called before the function, in each attempt."""
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        """Called after the function has returned."""
+
+    def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Called if the task will be tried again."""
+
+    def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Called if the function has raised, and the task is not tried again."""
+
+    def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Called after ``on_success`` and ``on_failure``."""
+
+    # Calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with entered(self, Request(**{**vars(self.request), "args": args, "kwargs": kwargs})):
+            return self.run(*args, **kwargs)
+
+    def delay(self, *args: Any, **kwargs: Any) -> Any:
+        """Enqueue a call in the current transaction. Returns an ``AsyncResult``."""
+        return self.apply_async(args, kwargs)
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """Enqueue a call in the current transaction. Returns an ``AsyncResult``.
+
+        ``countdown``: seconds to wait; ``eta``: a date, in UTC if it is naive; ``expires``: seconds or a date;
+        ``queue``; ``priority``: -100 to 100, higher first; ``time_limit``, ``soft_time_limit``: seconds; ``link`` and
+        ``link_error``: calls after the success, and after the last failure. Raises ``TaskOptionError`` for other
+        options, and ``TaskArgumentsError`` for arguments that the function or JSON does not take.
+        """
+        return self.start(args or (), kwargs or {}, options)
+
+    def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:
+        """Do the same as ``delay()``: the call is a part of the transaction, and runs after its commit."""
+        self.apply_async_on_commit(args, kwargs)
+
+    def apply_async_on_commit(self, *args: Any, **options: Any) -> None:
+        """Do the same as ``apply_async()``; after the commit, if the tasks are in another database or run eagerly."""
+        if conf.task_always_eager or database_of_tasks(results.BACKEND, option="TASKS") != DEFAULT_DB_ALIAS:
+            transaction.on_commit(partial(self.apply_async, *args, **options))
+        else:
+            self.apply_async(*args, **options)
+
+    def start(self, args: Any, kwargs: Any, given: Any, *, after: Any = None, takes_result: bool = True) -> Any:
+        """Enqueue a call that runs after other results, and gets them as its first argument."""
+        options = dict(given)
+        callbacks, errbacks = (listed(options.pop(name, None)) for name in LINKS)
+        if options.pop(EAGER, False) or conf.task_always_eager:
+            before = [] if after is None else [after.get()]
+            values, named = decode(self._encoded([*before[:takes_result], *args], kwargs))
+            return self.apply(values, named, link=callbacks, link_error=errbacks)
+        if callbacks:
+            options[NEEDED] = True
+        task, place = self._using(options, errbacks, after, takes_result)
+        values, named = self._encoded([*place, *args], kwargs)
+        with together() if callbacks or errbacks else nullcontext():
+            result = AsyncResult(task.enqueue(*values, **named).id, parent=after)
+            for callback in callbacks:
+                canvas.signature(callback).start(after=result)
+            if errbacks and isinstance(after, GroupResult):
+                watch(result)
+        return result
+
+    def start_many(self, calls: Sequence[Any], options: Any, *, after: Any, takes_result: bool) -> list[Any]:
+        """Do the same for calls that differ in nothing but their positional arguments, by one statement."""
+        if options.get(EAGER) or conf.task_always_eager:
+            return [self.start(args, {}, options, after=after, takes_result=takes_result) for args in calls]
+        task, place = self._using(options, [], after, takes_result)
+        ids = enqueue_many(task, (tuple(self._encoded([*place, *args], {})[0]) for args in calls))
+        return [AsyncResult(each, parent=after) for each in ids]
+
+    def _using(
+        self, options: Any, errbacks: list[Any], after: Any, takes_result: bool
+    ) -> tuple[PostgresTask, list[None]]:
+        """Return the task of this package with the options of a call, and the place for the results of others."""
+        changes, meta = words.of_call(f"{self.name}.apply_async()", options), dict[str, Any]()
+        if after is not None:
+            ids = results.ids_in(after)
+            changes["after"] = results.flat(ids)
+            meta |= {"results_of": ids} if takes_result else {}
+        if options.get(NEEDED):
+            meta[NEEDED] = True
+        if errbacks:
+            changes["on_failure"] = call_errbacks
+            meta["errbacks"] = encode(errbacks, f"link_error of {self.name}")
+        if meta:
+            changes["meta"] = {META: meta}
+        return self.definition.using(**changes) if changes else self.definition, [None] * ("results_of" in meta)
+
+    def _encoded(self, args: list[Any], kwargs: Any) -> Any:
+        """Return arguments as JSON has them, if the function takes as many of these names."""
+        try:
+            self._parameters.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TaskArgumentsError(f"{self.name} cannot be called like this: {error}.") from error
+        return encode([args, kwargs], f"An argument of {self.name}")
+
+    @cached_property
+    def _parameters(self) -> Any:
+        return signature(self.run)
+
+    def apply(
+        self, args: Any = (), kwargs: Any = None, *, throw: bool | None = None, retries: int = 0, **options: Any
+    ) -> Any:
+        """Run a call here, with its retries and without their delays. Returns an ``EagerResult``.
+
+        ``throw``: raise the exception of the function; None: as ``CELERY_TASK_EAGER_PROPAGATES`` says.
+        """
+        request = Request(id=options.get("task_id") or str(uuid4()), task=self.name, retries=retries, is_eager=True)
+        request.args, request.kwargs, request.called_directly = tuple(args or ()), dict(kwargs or {}), False
+        request.throws = conf.task_eager_propagates if throw is None else throw
+        try:
+            value = self.trace(request)
+        except (Ignore, Reject) as error:
+            return EagerResult(request.id, error, error.state)
+        except Exception as error:
+            if request.throws:
+                raise
+            if isinstance(error, Retry):
+                return self.apply(args, kwargs, throw=throw, retries=retries + 1, **options)
+            info = ExceptionInfo(error)
+            for errback in listed(options.get("link_error")):
+                call_errback(canvas.signature(errback), request, error, info.traceback)
+            return EagerResult(request.id, error, FAILURE, info.traceback)
+        for callback in listed(options.get("link")):
+            canvas.signature(callback).apply_async((value,))
+        return EagerResult(request.id, value, SUCCESS)
+
+    # Signatures
+
+    def signature(self, args: Any = None, kwargs: Any = None, **options: Any) -> Signature:
+        """Return a call as a value."""
+        return Signature(self, args, kwargs, **options)
+
+    subtask = signature
+
+    def s(self, *args: Any, **kwargs: Any) -> Signature:
+        """Return a call that gets the result of the one before as its first argument."""
+        return self.signature(args, kwargs)
+
+    def si(self, *args: Any, **kwargs: Any) -> Signature:
+        """Return a call that gets its own arguments alone."""
+        return self.signature(args, kwargs, immutable=True)
+
+    def AsyncResult(self, task_id: Any, **ignored: Any) -> AsyncResult:  # noqa: N802 - Celery's name
+        """Return the result of a call, by its id."""
+        return AsyncResult(task_id)
+
+    # What runs
+
+    @property
+    def request(self) -> Request:
+        """The call that runs in this thread or coroutine."""
+        return request_of(self)
+
+    @property
+    def definition(self) -> PostgresTask:
+        """The task of this package."""
+        return self.__dict__.get("_definition") or self.define()
+
+    def define(self) -> PostgresTask:
+        """Make the task of this package, as soon as there are settings."""
+        options = words.of_task(self)
+        self._definition = PostgresTask(func=self._function(), takes_context=True, retry_on=(), **options)
+        return self._definition
+
+    def _function(self) -> Callable[..., Any]:
+        """Return the function that a worker calls. It has the path of the project's own."""
+
+        def run(context: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return self._run_claimed(context, args, kwargs)
+
+        run.__module__, run.__qualname__ = self._source.__module__, self._source.__qualname__
+        run.__name__, run.__doc__ = self.__name__, self._source.__doc__
+        return run
+
+    def _run_claimed(self, context: Any, args: Any, kwargs: Any) -> Any:
+        values, named = decode([args, kwargs])
+        meta = context.meta.get(META, {})
+        if "results_of" in meta:
+            values[0] = results.values_of(meta["results_of"])
+        try:
+            value = self.trace(self._request_of(context, values, named))
+        except Reject as error:
+            if error.requeue:
+                raise Snooze(0) from error
+            raise
+        is_ignored = conf.task_ignore_result if self.ignore_result is None else self.ignore_result
+        return None if is_ignored and not meta.get(NEEDED) else encode(value, f"The result of {self.name}")
+
+    def _request_of(self, context: Any, args: list[Any], kwargs: dict[str, Any]) -> Request:
+        claim = running_claim.get()
+        request = Request(task=self.name, args=args, kwargs=kwargs, called_directly=False, context=context)
+        request.hostname = socket.gethostname()
+        if claim is None:
+            return request
+        request.id = request.root_id = request.correlation_id = results.celery_id(claim.id)
+        request.retries, request.eta = claim.retries, claim.date("run_after")
+        redelivered = claim.rescues > 0
+        request.delivery_info = {"routing_key": claim.queue, "priority": claim.priority, "redelivered": redelivered}
+        return request
+
+    def trace(self, request: Request) -> Any:
+        """Call the function with its hooks, in Celery's order. Return its value, or raise what it has raised."""
+        of = (request.id, request.args, request.kwargs)
+        with entered(self, request):
+            try:
+                self.before_start(*of)
+                value = self._run(request)
+            except Retry as error:
+                _hook(request, self.on_retry, error.exc, *of, ExceptionInfo(error))
+                raise
+            except (Exception, TaskStopped) as error:
+                if isinstance(error, TaskStopped):
+                    # The hooks may send statements, although the time is over.
+                    current_attempt.set(None)
+                is_word = isinstance(error, FlowWord) or isinstance(getattr(error, "reason", None), TaskCancelled)
+                if not is_word and not request.throws:
+                    _hook(request, self.on_failure, error, *of, ExceptionInfo(error))
+                    _hook(request, self.after_return, FAILURE, error, *of, None)
+                raise
+            _hook(request, self.on_success, value, *of)
+            _hook(request, self.after_return, SUCCESS, value, *of, None)
+        return value
+
+    def _run(self, request: Request) -> Any:
+        """Call the function, and retry it by ``autoretry_for``."""
+        # A base may have a __call__() of its own, around run().
+        function = self.run if type(self).__call__ is Task.__call__ else self
+        try:
+            value = function(*request.args, **request.kwargs)
+            if request.context is not None:
+                request.context.check()
+        except FlowWord:
+            raise
+        except (Exception, TaskStopped) as error:
+            # A time that is over is an Exception in Celery.
+            cause = error.reason if isinstance(error, TaskStopped) else error
+            if isinstance(cause, TaskCancelled) or not self._retries(error, cause):
+                raise
+            raise self.retry(exc=cause, **self._retry_options(request)) from error
+        if request.postponed is not None:
+            raise request.postponed
+        return value
+
+    def _retries(self, *errors: BaseException) -> bool:
+        wanted, unwanted = tuple(self.autoretry_for), tuple(self.dont_autoretry_for)
+        return any(isinstance(each, wanted) and not isinstance(each, unwanted) for each in errors)
+
+    def _retry_options(self, request: Request) -> dict[str, Any]:
+        options = dict(self.retry_kwargs)
+        if self.retry_backoff:
+            bound = int(min(self.retry_backoff_max, int(max(1.0, float(self.retry_backoff))) * 2**request.retries))
+            options["countdown"] = randrange(bound + 1) if self.retry_jitter else bound  # noqa: S311
+        return options
+
+    def retry(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        exc: Any = None,
+        throw: bool = True,
+        *,
+        eta: Any = None,
+        countdown: float | None = None,
+        max_retries: int | None = None,
+        **options: Any,
+    ) -> Retry:
+        """Try the task again: ``raise self.retry(exc=error, countdown=30)``.
+
+        ``eta``: a date; ``countdown``: seconds, ``default_retry_delay`` without either; ``max_retries``: instead of the
+        task's own; ``throw=False``: return the exception, and the attempt ends with the function. Raises ``exc``, or
+        ``MaxRetriesExceededError``, after the last retry, and ``TaskOptionError`` for other arguments than before.
+        """
+        request = self.request
+        if request.called_directly:
+            raise exc or Retry("Task can be retried")
+        if options or not _is_same(args, request.args) or not _is_same(kwargs, request.kwargs):
+            raise TaskOptionError(
+                f"{self.name}.retry() takes no other arguments, queue or options, because the task is a row. Write "
+                "self.apply_async(…) and return."
+            )
+        limit = self.max_retries if max_retries is None else max_retries
+        if limit is not None and request.retries >= limit:
+            raise exc or MaxRetriesExceededError(f"{self.name} has been retried {request.retries} times, its limit.")
+        if eta is None and countdown is None:
+            countdown = self.default_retry_delay
+        error = Retry(exc=exc, when=countdown if eta is None else words.aware(eta))
+        _allow_retry()
+        if throw:
+            raise error from exc
+        request.postponed = error
+        return error
+
+    def update_state(self, task_id: str | None = None, state: str | None = None, meta: Any = None) -> None:
+        """Report progress: ``meta={"current": 3, "total": 10}``. AsyncResult.state is PROGRESS, and ``info`` this dict.
+
+        Raises ``TaskOptionError`` for another ``meta``.
+        """
+        if not isinstance(meta, dict) or "current" not in meta:
+            raise TaskOptionError(
+                f"{self.name}.update_state(): meta is {meta!r}. A task reports progress, as "
+                '{"current": 3, "total": 10}. Write other values to a row of your own.'
+            )
+        if self.request.context is not None:
+            self.request.context.progress(meta["current"], meta.get("total"))
+
+
+def _is_same(given: Any, own: Any) -> bool:
+    return given is None or (
+        list(given.items()) == list(own.items()) if isinstance(given, dict) else [*given] == [*own]
+    )
+
+
+def _allow_retry() -> None:
+    """Let the row be retried once more: ``retry()`` keeps the limit, which may be another one in each call."""
+    if (claim := running_claim.get()) is not None:
+        claim.max_retries = max(claim.max_retries, claim.retries + 1)
+
+
+def _hook(request: Request, function: Callable[..., None], *values: Any) -> None:
+    """Call a hook that comes after the outcome. Its error changes nothing, and is logged."""
+    try:
+        function(*values)
+    except Exception:
+        if request.is_eager:
+            raise
+        logger.exception("%s of task %s raised an error.", function.__qualname__, request.id)
+
+
+#: Tasks that were decorated before there were settings, as in celery.py beside settings.py.
+pending: list[Task] = []
+
+
+def make(function: Callable[..., Any], options: dict[str, Any], app: Any = None) -> Task:
+    """Return the task of a decorated function. Raises ``TaskOptionError`` for what the bridge cannot carry."""
+    where = f"@shared_task on {function.__qualname__}"
+    words.check(where, options, words.OF_TASK)
+    base = options.pop("base", None) or Task
+    if not isinstance(base, type) or not issubclass(base, Task):
+        raise TaskOptionError(f"{where}: base is {base!r}; give a class with django_pglock.contrib.celery.Task.")
+    if iscoroutinefunction(function):
+        raise TaskOptionError(f"{where}: it is a coroutine function, which Celery does not run either. Write @task.")
+    is_bound = options.pop("bind", False)
+    run = function if is_bound else staticmethod(function)
+    own = {name: options[name] for name in options if name not in words.REFUSED}
+    names = {"run": run, "is_bound": is_bound, "__wrapped__": function, "__doc__": function.__doc__}
+    return register(type(function.__name__, (base,), {**own, **names, "__module__": function.__module__})(), app)
+
+
+def register(task: Task, app: Any = None) -> Task:
+    """Let workers find a task, and the tasks that came before the settings."""
+    canvas.tasks[task.name] = task
+    task.app = app or task.app
+    pending.append(task)
+    if settings.configured:
+        define_pending()
+    return task
+
+
+def define_pending() -> None:
+    """Make the tasks of this package for those that were decorated."""
+    while pending:
+        pending.pop(0).define()
