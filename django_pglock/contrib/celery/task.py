@@ -37,7 +37,7 @@ from django_pglock.tasks.claim import running_claim
 from django_pglock.tasks.definition import PostgresTask
 from django_pglock.tasks.retry import FlowWord, Snooze
 
-logger = get_logger("django_pglock.celery")
+logger = get_logger("django_pglock.tasks")
 
 
 class Task:
