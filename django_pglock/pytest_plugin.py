@@ -1,9 +1,10 @@
-"""The fixture ``hold_lock`` for the tests of projects. pytest loads this module if the package is installed."""
+"""The fixtures ``hold_lock`` and ``enqueued`` for the tests of projects. pytest loads this module by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -20,3 +21,15 @@ def hold_lock() -> Iterator[Callable[..., None]]:
 
     with ExitStack() as held:
         yield lambda *parts, **options: held.enter_context(hold(*parts, **options))
+
+
+@pytest.fixture
+def enqueued() -> Iterator[Callable[..., Any]]:
+    """Return a function that lists the calls of a task function, or of all, from then on to the end of the test.
+
+    As ``django_pglock.testing.enqueued``: ``calls = enqueued(send)``.
+    """
+    from django_pglock.testing import enqueued
+
+    with ExitStack() as recorded:
+        yield lambda function=None: recorded.enter_context(enqueued(function))

@@ -239,15 +239,15 @@ def with_context(task: TaskFields, args: tuple[Any, ...], kwargs: dict[str, Any]
     # A test may give any object as the context. Then only the arguments as they are fit the function.
     if misfit(task.func, True, len(args), *kwargs) and not misfit(task.func, False, len(args), *kwargs):
         return args
-    return (_context_of(task, args, kwargs), *args)
+    return (context_of(task, args, kwargs), *args)
 
 
-def _context_of(task: TaskFields, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TaskContext:
-    """Return the context of a first attempt that is never stopped."""
+def context_of(task: TaskFields, args: tuple[Any, ...], kwargs: dict[str, Any], *, attempt: int = 1) -> TaskContext:
+    """Return the context of an attempt that is never stopped."""
     now = str(time())
     claim = Claim(
         id=0,
-        attempt=1,
+        attempt=attempt,
         worker=UUID(int=0),
         backend=task.backend,
         queue=task.queue_name,
@@ -257,5 +257,7 @@ def _context_of(task: TaskFields, args: tuple[Any, ...], kwargs: dict[str, Any])
         enqueued_at=now,
         last_attempted_at=now,
     )
-    result = make_result(task, args=list(args), kwargs=kwargs, worker_ids=[str(claim.worker)], **claim.in_result())
+    result = make_result(
+        task, args=list(args), kwargs=kwargs, worker_ids=[str(claim.worker)] * attempt, **claim.in_result()
+    )
     return TaskContext(task_result=result, _claims=[claim], _reason_to_stop=lambda: None)
