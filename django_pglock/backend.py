@@ -142,9 +142,9 @@ class PostgresBackend(BaseTaskBackend):
         task_enqueued.send(type(self), task_result=result)
         return result
 
-    def check_call(self, task: Any, args: Any, kwargs: Any) -> None:
-        """Raise what ``enqueue()`` would raise for these options and arguments. Write nothing."""
-        self._maker_of(task)(args, kwargs)
+    def prepare(self, task: Any, args: Any, kwargs: Any) -> Call:
+        """Return a call as it is written, or raise what ``enqueue()`` would raise for it. Write nothing."""
+        return self._maker_of(task)(args, kwargs)
 
     def enqueue_many(self, task: Any, calls: Iterable[Any]) -> list[str]:
         """Write many calls of ``task``, all or none, and return their ids; see ``django_pglock.enqueue_many``."""

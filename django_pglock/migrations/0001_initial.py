@@ -276,7 +276,7 @@ class Migration(migrations.Migration):
                     models.Index(condition=Q(("fair_key__isnull", True), ("status", "READY")), fields=["queue", "-priority", "id"], name="pglock_task_ready"),
                     models.Index(condition=Q(("fair_key__isnull", False), ("status", "READY")), fields=["queue", "fair_key", "-priority", "id"], name="pglock_task_fair"),
                     models.Index(condition=Q(("finished_at__isnull", True), ("lock_key__isnull", False)), fields=["lock_key", "status", "id"], name="pglock_task_lock"),
-                    models.Index(condition=Q(("lock_key__isnull", False), ("started_at__isnull", False), ("status", "SCHEDULED")), fields=["lock_key"], name="pglock_task_retried"),
+                    models.Index(condition=Q(Q(Q(("started_at__isnull", False), ("status", "SCHEDULED")), Q(("status", "BLOCKED"), ("worker__isnull", False)), _connector="OR"), ("lock_key__isnull", False)), fields=["lock_key"], name="pglock_task_keeps"),
                     models.Index(condition=Q(("expires_at__isnull", False)), fields=["expires_at"], name="pglock_task_expires"),
                     models.Index(condition=Q(("status", "SCHEDULED")), fields=["run_after", "id"], name="pglock_task_due"),
                     models.Index(condition=Q(("status", "RUNNING")), fields=["worker", "id"], name="pglock_task_running"),

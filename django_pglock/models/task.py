@@ -117,12 +117,16 @@ class Task(models.Model):
                 name="pglock_task_lock",
                 condition=Q(lock_key__isnull=False, finished_at__isnull=True),
             ),
-            # Admission to keys of which one task runs at a time: a task that waits for its retry keeps its turn. The
-            # index above would read each task of the key that is scheduled for later, and there may be a million.
+            # Admission to keys of which one task runs at a time: a task keeps its turn while it waits for its retry, is
+            # suspended, or waits for its children. The index above would read each task of the key that is scheduled
+            # for later or waits for the key, and there may be a million.
             models.Index(
                 fields=["lock_key"],
-                name="pglock_task_retried",
-                condition=Q(lock_key__isnull=False, status="SCHEDULED", started_at__isnull=False),
+                name="pglock_task_keeps",
+                condition=Q(
+                    Q(status="SCHEDULED", started_at__isnull=False) | Q(status="BLOCKED", worker__isnull=False),
+                    lock_key__isnull=False,
+                ),
             ),
             # Pruning of tasks with keep_result=, each of which has a time of its own.
             models.Index(fields=["expires_at"], name="pglock_task_expires", condition=Q(expires_at__isnull=False)),

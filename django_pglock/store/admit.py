@@ -41,34 +41,46 @@ FROM (SELECT DISTINCT {_NUMBER % "key"} AS number FROM unnest(%s::text[]) AS key
 # The same for one key, in half the time.
 LOCK_KEY = f"SELECT pg_advisory_xact_lock({ADMISSION}, {_NUMBER}), {{by_index}}"
 
+# The tasks that keep a key although they are not admitted: they have begun, and are scheduled to continue, or wait for
+# their children (children.py). The first condition is that of an index, which contains only few tasks.
+_KEEPERS = """SELECT task.id FROM {{task}} AS task
+    WHERE task.lock_key BETWEEN {key} AND {key}
+      AND (task.status = 'SCHEDULED' AND task.started_at IS NOT NULL
+           OR task.status = 'BLOCKED' AND task.worker IS NOT NULL)
+      AND (task.status = 'SCHEDULED' OR task.waits_for > 0)
+    ORDER BY task.lock_key"""
+
 # Admits the first waiting task of each of these keys if no task of the key is admitted. Most keys admit one task at a
 # time, and need nothing else. The server plans this statement in a fifth of the time that it needs for ``ADMIT``. The
 # statement returns the keys that need ``ADMIT``: keys whose first task may run beside others, has a rate, or waits for
 # other tasks, and keys without an admitted task that have a SCHEDULED task, which may be a retry.
 #
-# The comments at ``ADMIT`` say why locked rows are skipped, and why keys are compared by ranges.
-ADMIT_NEXT = """
+# The comments at ``ADMIT`` say why locked rows are skipped, why keys are compared by ranges, and which suspended tasks
+# keep their key.
+ADMIT_NEXT = f"""
 WITH first AS MATERIALIZED (
     SELECT keys.key, waiting.id, busy.status,
            waiting.waits_for = 0 AND COALESCE(waiting.concurrency, 1) = 1 AND NOT waiting.meta ? 'rate' AS is_alone
     FROM unnest(%s::text[]) AS keys (key)
     CROSS JOIN LATERAL (
-        SELECT task.id, task.waits_for, task.concurrency, task.meta FROM {task} AS task
+        SELECT task.id, task.waits_for, task.concurrency, task.meta FROM {{task}} AS task
         WHERE (task.lock_key, task.status) BETWEEN (keys.key, 'BLOCKED') AND (keys.key, 'BLOCKED')
           AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
         ORDER BY task.lock_key, task.status, task.id LIMIT 1) AS waiting
     LEFT JOIN LATERAL (
-        SELECT task.status FROM {task} AS task
+        SELECT task.status FROM {{task}} AS task
         WHERE (task.lock_key, task.status) BETWEEN (keys.key, 'READY') AND (keys.key, 'SCHEDULED')
           AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
         ORDER BY task.lock_key, task.status, task.id LIMIT 1) AS busy ON true
 ), locked AS MATERIALIZED (
-    SELECT task.id FROM {task} AS task
-    WHERE task.id = ANY (ARRAY(SELECT id FROM first WHERE is_alone AND status IS NULL))
+    SELECT task.id FROM {{task}} AS task
+    WHERE task.id = ANY (ARRAY(
+            SELECT first.id FROM first
+            WHERE first.is_alone AND first.status IS NULL AND ({_KEEPERS.format(key="first.key")} LIMIT 1) IS NULL))
       AND task.status || '' = 'BLOCKED'
     FOR NO KEY UPDATE SKIP LOCKED
 ), admitted AS (
-    UPDATE {task} AS task SET status = 'READY'
+    UPDATE {{task}} AS task SET status = 'READY'
     WHERE task.id = ANY (ARRAY(SELECT id FROM locked)) AND task.status || '' = 'BLOCKED'
     RETURNING task.queue
 )
@@ -121,6 +133,7 @@ WITH head AS MATERIALIZED (
             SELECT task.id FROM {{task}} AS task
             WHERE (task.lock_key, task.status) BETWEEN (first.key, 'BLOCKED') AND (first.key, 'BLOCKED')
               AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.id < first.id AND task.waits_for > 0
+              AND task.worker IS NULL
             ORDER BY task.lock_key, task.status, task.id LIMIT 100) AS older
         WHERE (SELECT bool_and(awaited.finished_at IS NOT NULL) FROM {{task}} AS awaited
                WHERE awaited.id = ANY (ARRAY(SELECT waiter.awaited FROM {{waiter}} AS waiter
@@ -129,11 +142,9 @@ WITH head AS MATERIALIZED (
 ), capacity AS MATERIALIZED (
     SELECT head.key, head.otherwise, head.interval, head.burst, busy.ready, busy.admitted,
            LEAST(head.most, busy.least) - busy.admitted
-               - CASE WHEN head.most = 1 AND NOT starts_with(head.key, '{_GROUPED}') AND (
-                   SELECT task.lock_key FROM {{task}} AS task
-                   WHERE task.lock_key BETWEEN head.key AND head.key
-                     AND task.status = 'SCHEDULED' AND task.started_at IS NOT NULL
-                   ORDER BY task.lock_key LIMIT 1) IS NOT NULL THEN 1 ELSE 0 END AS free_capacity,
+               - CASE WHEN head.most = 1 AND NOT starts_with(head.key, '{_GROUPED}')
+                           AND ({_KEEPERS.format(key="head.key")} LIMIT 1) IS NOT NULL
+                      THEN 1 ELSE 0 END AS free_capacity,
            EXTRACT(EPOCH FROM clock_timestamp() - bucket.arrives_at) AS idle,
            bucket.arrives_at AS arrived,
            GREATEST(bucket.arrives_at, busy.last_start + make_interval(secs => head.interval), clock_timestamp())
@@ -272,16 +283,17 @@ WITH RECURSIVE found AS (
 SELECT lock_key FROM found WHERE lock_key IS NOT NULL
 """
 
-# The tasks that hold a key: admitted tasks, and tasks that will be retried. The first thousand of each status are read.
-# The comment at ADMIT in admit.py says why keys are compared by ranges, and ready.py why the limit is a subquery.
-HOLDERS = """
-SELECT first.id FROM unnest(ARRAY['READY', 'RUNNING', 'SCHEDULED']) AS wanted (status) CROSS JOIN LATERAL (
-    SELECT task.id, task.status, task.started_at FROM {task} AS task
+# The tasks that hold a key: admitted tasks, and tasks that keep it. The first thousand of each kind are read. The
+# comment at ADMIT in admit.py says why keys are compared by ranges, and ready.py why the limit is a subquery.
+HOLDERS = f"""
+SELECT first.id FROM unnest(ARRAY['READY', 'RUNNING']) AS wanted (status) CROSS JOIN LATERAL (
+    SELECT task.id FROM {{task}} AS task
     WHERE (task.lock_key, task.status) BETWEEN (%s, wanted.status) AND (%s, wanted.status)
       AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
     ORDER BY task.lock_key, task.status, task.id LIMIT (SELECT 1000)) AS first
-WHERE first.status <> 'SCHEDULED' OR first.started_at IS NOT NULL
-ORDER BY first.id LIMIT %s
+UNION ALL
+({_KEEPERS.format(key="%s")} LIMIT (SELECT 1000))
+ORDER BY id LIMIT %s
 """
 
 
@@ -292,4 +304,4 @@ def blocked_keys(using: str, after: str, *, limit: int = KEYS_AT_ONCE) -> list[s
 
 def holders(using: str, key: str, *, limit: int) -> list[int]:
     """Return the ids of up to ``limit`` tasks that hold ``key``, the oldest first."""
-    return [id_ for (id_,) in run(using, HOLDERS, key, key, limit)]
+    return [id_ for (id_,) in run(using, HOLDERS, key, key, key, key, limit)]

@@ -6,7 +6,7 @@ In the statements of this folder it is ``attempts - uncounted``, and the models 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from django.db.models.lookups import IsNull
 
 from django_pglock.store.statements import rows_of
 from django_pglock.tasks import registry
+from django_pglock.tasks.claim import date_of
 from django_pglock.tasks.compat import TaskResult, TaskResultDoesNotExist
 from django_pglock.tasks.options import task_ids
 from django_pglock.tasks.results import as_called, error_of, make_result
@@ -50,23 +51,36 @@ def results(using: str, ids: Iterable[TaskResult[..., Any] | str | int]) -> list
 
     Raises ``TaskResultDoesNotExist`` if a task is missing, or if this process does not know its function.
     """
-    numbers = task_ids("ids", ids)
+    return results_at_end(using, task_ids("ids", ids), {})
+
+
+def results_at_end(using: str, ids: Sequence[int], ends: Mapping[str, Sequence[Any]]) -> list[TaskResult[..., Any]]:
+    """Do the same, and return those tasks as they have once ended, of which ``ends`` says how.
+
+    By their ids: the status, the number of the attempt, and the dates of the last attempt and of the end. Such a task
+    may have been retried since.
+    """
     # All attempts of a task are one value, so that there is no second query.
     fields = ("number", "exception_path", "traceback", "worker")
     own = rows_of("Attempt", using).filter(task=OuterRef("pk")).order_by().values("task")
     failures = own.annotate(
         all=Aggregate(JSONObject(**{name: name for name in fields}), function="jsonb_agg", output_field=JSONField())
     )
-    tasks = rows_of("Task", using).annotate(all_failures=Subquery(failures.values("all"))).in_bulk(numbers)
-    return [_result_in(tasks, number) for number in numbers]
+    tasks = rows_of("Task", using).annotate(all_failures=Subquery(failures.values("all"))).in_bulk(ids)
+    return [_result_in(tasks, id_, ends.get(str(id_))) for id_ in ids]
 
 
-def _result_in(tasks: dict[int, Any], number: int) -> TaskResult[..., Any]:
+def _result_in(tasks: dict[int, Any], number: int, end: Sequence[Any] | None) -> TaskResult[..., Any]:
     if (row := tasks.get(number)) is None:
         raise TaskResultDoesNotExist(
             f"There is no task {number}. Finished tasks are deleted after their keep_result, or by PRUNE_AFTER."
         )
     failures = sorted(row.all_failures or (), key=itemgetter("number"))
+    if end is not None:
+        row.status, row.attempts, *dates = end
+        row.last_attempted_at, row.finished_at = map(date_of, dates)
+        row.uncounted, row.worker, row.result = 0, None, None
+        failures = [failure for failure in failures if failure["number"] <= row.attempts]
     result = result_of_row(row, [SimpleNamespace(**failure) for failure in failures])
     if result is None:
         raise TaskResultDoesNotExist(unknown_function(row))

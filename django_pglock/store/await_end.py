@@ -95,7 +95,8 @@ def _refuse_in_task(task_id: int) -> None:
     if (claim := running_claim.get()) is not None:
         raise TaskError(
             f"{claim} waits for task {task_id}. If such tasks wait in all threads, none of the awaited ones can begin. "
-            "Enqueue what follows with using(after=result), or raise Snooze and look at the result in the next run."
+            "Call context.gather(): the task occupies no thread while it waits, and gets the results. Or enqueue what "
+            "follows with using(after=result)."
         )
 
 

@@ -31,6 +31,7 @@ from psycopg.errors import DeadlockDetected, LockNotAvailable, UniqueViolation
 from django_pglock.errors import ClaimLost, ConfigurationError, DuplicateTask
 from django_pglock.postgres.connections import connection_for, transaction_block
 from django_pglock.store.admit import admit_on_commit
+from django_pglock.store.children import unfinished_gathers
 from django_pglock.store.dependants import Related, cancelled_because_of, pass_cause_on, unfinished_parts
 from django_pglock.store.failures import in_group
 from django_pglock.store.liveness import is_alive, works
@@ -196,7 +197,7 @@ def _change(tasks: Any, ids: Sequence[int], verb: Verb, value: str) -> list[int]
     """
     rows = verb.movable(tasks.filter(is_among(ids)), value).order_by("id")
     try:
-        with _limited_waits(tasks.db) if verb.takes_keys else nullcontext():
+        with _limited_waits(tasks.db) if verb.takes_keys else transaction_block(tasks.db):
             return _change_free(rows, verb, value)
     except (IntegrityError, OperationalError) as error:
         if not isinstance(error.__cause__, (UniqueViolation, LockNotAvailable, DeadlockDetected)):
@@ -313,10 +314,13 @@ def _cancel(value: str) -> dict[str, Any]:
     }
 
 
-def _request_cancels(using: str, moved: list[Moved]) -> None:
+def _follow_cancel(using: str, moved: list[Moved]) -> None:
+    """Ask the workers of running tasks to end them, and cancel the children of tasks that wait for them."""
     asked = [id_ for id_, _queue, status, _key in moved if status == TaskStatus.RUNNING]
     if asked:
         notify_after_commit(using, NOTIFY_REQUEST, asked)
+    if children := unfinished_gathers(using, {id_ for id_, *_others in moved}.difference(asked)):
+        CANCEL.apply(rows_of("Task", using).filter(is_among(children)))
 
 
 # Move
@@ -422,15 +426,15 @@ CANCEL = Verb(
     label=_("Cancel tasks"),
     button=_("Cancel"),
     help=_("Cancel unfinished tasks. Running tasks are asked to end."),
-    about="A waiting task will never run. For a running task, its worker passes the request on to the function. The "
-    "task stays RUNNING until the function has ended. Then it is CANCELLED if the function raised, and SUCCESSFUL if "
-    "it returned nevertheless. The newest tasks are first. With parts=True the unfinished tasks for which these tasks "
-    "wait, and no others, are cancelled as well.",
+    about="A waiting task will never run, and neither will the children for which it waits in context.gather(). For a "
+    "running task, its worker passes the request on to the function. The task stays RUNNING until the function has "
+    "ended. Then it is CANCELLED if the function raised, and SUCCESSFUL if it returned nevertheless. The newest tasks "
+    "are first. With parts=True the unfinished tasks for which these tasks wait, and no others, are cancelled as well.",
     statuses=frozenset({*WAITING, TaskStatus.RUNNING}),
     # Without those whose cancel was requested before.
     chosen=lambda tasks, value: tasks.filter(~_RUNNING | Q(cancel_requested_at__isnull=True)),
     changes=_cancel,
-    follow=_request_cancels,
+    follow=_follow_cancel,
     # Otherwise the cancel of an older task could admit a newer one to its lock key, or release it from its ``after=``,
     # before the newer one is cancelled.
     newest_first=True,

@@ -17,7 +17,7 @@ from typing import Any
 from django_pglock.error_reading import class_path_of, describe_exception, function_of, message_of
 from django_pglock.errors import EventTimeout, StepFailed
 from django_pglock.tasks.states import TaskStatus
-from django_pglock.tasks.steps import Suspension
+from django_pglock.tasks.steps import Kind, Suspension
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Snoozed:
     """The function raised ``Snooze``: it runs again after ``delay`` seconds. No attempt is counted.
 
     ``snoozes``: the number of snoozes so far, if it is limited; otherwise 0. ``suspension``: if the function has not
-    raised ``Snooze``, but sleeps or waits for an event (``tasks/steps.py``).
+    raised ``Snooze``, but sleeps, or waits for an event or for its children (``tasks/steps.py``).
     """
 
     delay: float
@@ -100,6 +100,12 @@ class Snoozed:
     suspension: Suspension | None = None
 
     status = TaskStatus.SCHEDULED
+
+    @property
+    def gather(self) -> Suspension | None:
+        """The suspension, if it is for children: it is written by the transaction that enqueues these."""
+        how = self.suspension
+        return how if how is not None and how.kind is Kind.CHILDREN else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,13 +154,14 @@ RELEASE_UNLOCKED = RELEASE.replace("OF task\n", "OF task SKIP LOCKED\n")
 
 # The next waiters in the order of their ids, each with the task that it waits for if that task has ended or no longer
 # exists. After a crash, such a waiter may not have been released. Those of ``after_ended=`` whose waiting task has
-# ended as well are deleted.
+# ended as well are deleted. A failed one may be retried, and then reads again what it has waited for.
 ORPHANED_WAITERS = """
 WITH page AS MATERIALIZED (
     SELECT id, awaited, task_id, has_ended FROM {waiter} WHERE id > %s ORDER BY id LIMIT %s
 ), over AS MATERIALIZED (
     SELECT id FROM page WHERE has_ended AND (
-        SELECT task.finished_at IS NULL FROM {task} AS task WHERE task.id = page.task_id LIMIT 1) IS NOT TRUE
+        SELECT task.finished_at IS NULL OR task.status = 'FAILED' FROM {task} AS task
+        WHERE task.id = page.task_id LIMIT 1) IS NOT TRUE
 ), gone AS (
     DELETE FROM {waiter} WHERE id = ANY (ARRAY(
         SELECT id FROM {waiter} WHERE id = ANY (ARRAY(SELECT id FROM over)) FOR UPDATE SKIP LOCKED))

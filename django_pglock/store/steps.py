@@ -25,11 +25,14 @@ from django_pglock.error_reading import describe_exception, message_of
 from django_pglock.errors import ClaimLost, StepError, TaskResultError
 from django_pglock.postgres.connections import connection_for
 from django_pglock.store.admit import admit
+from django_pglock.store.attempts import results_at_end
+from django_pglock.store.children import end_gather
 from django_pglock.store.statements import IN_INDEX_ORDER, array_of_texts, run
 from django_pglock.store.wake import after_commit, wake
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.backends import database_of_tasks
 from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.compat import TaskResult
 from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.retry import FlowWord
 from django_pglock.tasks.states import TaskStatus
@@ -44,6 +47,7 @@ from django_pglock.tasks.steps import (
     Record,
     Steps,
     Suspension,
+    TaskCall,
     flaw_of_name,
     result_text,
 )
@@ -63,7 +67,7 @@ FROM {step} WHERE task_id = %s ORDER BY number
 
 RECORD = """
 INSERT INTO {step} (task_id, name, number, kind, result, failure, attempt, started_at, finished_at)
-SELECT task.id, %s, %s, 'STEP', %s::jsonb, %s::jsonb, task.attempts,
+SELECT task.id, %s, %s, %s, %s::jsonb, %s::jsonb, task.attempts,
        clock_timestamp() - make_interval(secs => %s), clock_timestamp()
 FROM {task} AS task WHERE task.id = %s AND task.attempts = %s AND task.status = 'RUNNING'
 ON CONFLICT DO NOTHING
@@ -212,10 +216,10 @@ class RecordedSteps(Steps):
             self.end(error)
         return {"path": describe_exception(error)[0], "message": message_of(error)}
 
-    def record(self, name: str, value: Any, failure: dict[str, str] | None) -> None:
+    def record(self, name: str, value: Any, failure: dict[str, str] | None, kind: Kind = Kind.STEP) -> None:
         """Write how a step has ended. If that is not possible, the attempt ends."""
         try:
-            self._write(name, value, failure)
+            self._write(name, value, failure, kind)
         except Exception as error:  # noqa: BLE001 - the function must not catch it
             self.end(error)
         self.count_anew()
@@ -240,7 +244,7 @@ class RecordedSteps(Steps):
             self.record(name, None, self.failure_of(error))
         self.count_anew()
 
-    def _write(self, name: str, value: Any, failure: dict[str, str] | None) -> bool:
+    def _write(self, name: str, value: Any, failure: dict[str, str] | None, kind: Kind = Kind.STEP) -> bool:
         """Write a record. Return whether it is this one: another attempt may have written it, which counts.
 
         Raises ``ClaimLost`` if the task no longer belongs to this attempt, and ``TaskResultError``.
@@ -248,8 +252,8 @@ class RecordedSteps(Steps):
         number, text = self.next_number, result_text(name, value)
         told = None if failure is None else to_json(failure)
         seconds = monotonic() - self._step_began
-        if rows := self._send(RECORD, name, number, None if failure else text, told, seconds):
-            self.records[name] = Record(number, Kind.STEP.value, from_json(text), failure, rows[0][0])
+        if rows := self._send(RECORD, name, number, kind.value, None if failure else text, told, seconds):
+            self.records[name] = Record(number, kind.value, from_json(text), failure, rows[0][0])
             return True
         self.records = read_records(self.using, self.claim.id)
         self.records.pop(OF_OTHER_CODE, None)
@@ -293,6 +297,37 @@ class RecordedSteps(Steps):
     def now(self) -> float:
         """Return the time of the server, by its clock at the claim."""
         return float(self.claim.last_attempted_at) + monotonic() - self._began
+
+    def prepare(self, name: str, calls: Iterable[TaskCall[Any]]) -> list[tuple[TaskFields, Any]]:
+        """Return the calls of children, each with its task, as they are written."""
+        prepared: list[tuple[TaskFields, Any]] = []
+        for call in self.checked(name, calls):
+            backend: Any = call.task.get_backend()
+            if getattr(backend, "database", None) != self.using:
+                text = (
+                    f"The gather {name!r} has a call of {call.task.module_path} for the backend {backend.alias!r}, "
+                    f"whose tasks are not in the database {self.using!r} of this task. So both cannot be written in "
+                    "one transaction. Give the call another backend by using()."
+                )
+                self.end(StepError(text))
+            # Calls with equal options are written together, also if each has got them by its own using().
+            task = prepared[-1][0] if prepared and prepared[-1][0] == call.task else call.task
+            prepared.append((task, backend.prepare(task, call.args, call.kwargs)))
+        return prepared
+
+    def end_gather(self, name: str) -> None:
+        """End the wait if all children have ended. Otherwise, one was retried meanwhile, so wait for it again."""
+        try:
+            awaited = end_gather(self.using, self.claim.id, name)
+            self.records = read_records(self.using, self.claim.id)
+        except Exception as error:  # noqa: BLE001 - the function must not catch it
+            self.end(error)
+        if awaited:
+            self.wait_for_children(name, awaited=awaited)
+
+    def results_of(self, record: Record) -> list[TaskResult[..., Any]]:
+        """Return the results of the children of a record as they were when the gather has ended."""
+        return results_at_end(self.using, record.result["children"], record.result.get("ends", {}))
 
 
 def read_records(using: str, task_id: int) -> dict[str, Record]:

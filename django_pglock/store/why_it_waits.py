@@ -42,6 +42,12 @@ SELECT kind, event FROM (
 WHERE finished_at IS NULL AND attempt = (SELECT task.attempts FROM {task} AS task WHERE task.id = %s)
 """
 
+# The number of the children for which a task waits.
+GATHERED = """
+SELECT jsonb_array_length(step.result -> 'children') FROM {step} AS step
+WHERE step.task_id = %s AND step.kind = 'CHILDREN' AND step.finished_at IS NULL
+"""
+
 
 def why_it_waits(task: Any, using: str) -> str:
     """Return the reason why a task waits, apart from the order of the queue; an empty string if there is none."""
@@ -102,13 +108,17 @@ def _in_a_step(task: Any, using: str) -> str:
 
 
 def _at_others(task: Any, using: str) -> str:
-    """Return for which tasks of its ``after=`` and ``after_ended=`` a task waits."""
-    left = task.awaiting.using(using).exclude(has_ended=True).values_list("awaited", flat=True)[:FEW]
-    asked = sum(len(ids) for name in ("after", "after_ended") if isinstance(ids := task.meta.get(name), list))
-    if task.waits_for <= FEW:
-        return gettext("This task waits for %(tasks)s to finish.") % {"tasks": _numbers(left)}
-    text = gettext("This task waits for %(count)s of %(asked)s tasks to finish: %(tasks)s …")
-    return text % {"count": task.waits_for, "asked": asked, "tasks": _numbers(left)}
+    """Return for which of its children, or of the tasks of ``after=`` and ``after_ended=``, a task waits."""
+    left = task.awaiting.using(using).exclude(has_ended=True).order_by("pk").values_list("awaited", flat=True)[:FEW]
+    asked = sum(count for (count,) in run(using, GATHERED, task.pk)) or sum(
+        len(ids) for name in ("after", "after_ended") if isinstance(ids := task.meta.get(name), list)
+    )
+    tasks = _numbers(left)
+    if asked <= FEW:
+        return gettext("This task waits for %(tasks)s to finish.") % {"tasks": tasks}
+    text = gettext("This task waits for %(count)s of %(asked)s tasks to finish: %(tasks)s")
+    more = " …" if task.waits_for > FEW else ""
+    return text % {"count": f"{task.waits_for:,}", "asked": f"{asked:,}", "tasks": tasks + more}
 
 
 def _at_its_key(task: Any, using: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -20,7 +20,7 @@ from django_pglock.tasks.call_keys import misfit
 from django_pglock.tasks.calls import Calls
 from django_pglock.tasks.options import OWN_META
 from django_pglock.tasks.results import make_result
-from django_pglock.tasks.steps import Chunk, PlainSteps, Steps, idempotency_key
+from django_pglock.tasks.steps import Chunk, PlainSteps, Steps, TaskCall, idempotency_key
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
@@ -205,6 +205,24 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
         Meanwhile the task is a row, as in ``sleep()``.
         """
         return self._steps.wait_for(event, timeout, name)
+
+    def gather(self, name: str, calls: Iterable[TaskCall[R]]) -> list[compat.TaskResult[..., R]]:
+        """Enqueue calls as tasks, and return their ``TaskResult`` objects, in order, when all have ended.
+
+        - ``name``: the name of the step.
+        - ``calls``: those that ``task.call_of(...)`` returns, also of several functions. They are read in the run that
+          enqueues them, and in no other.
+
+        Either all calls are enqueued or none. Meanwhile the task is a row, as in ``sleep()``. It continues whatever the
+        status of the calls is, and each later run gets the same results. If the task is cancelled, so are the calls
+        that have not ended. Raises ``TaskArgumentsError`` and ``InvalidTask`` as ``enqueue()`` does, and ``StepError``
+        as ``step()`` does, also for a call that would wait for ever: it needs the lock key that this task keeps.
+        """
+        return self._steps.gather(name, calls)
+
+    async def agather(self, name: str, calls: Iterable[TaskCall[R]]) -> list[compat.TaskResult[..., R]]:
+        """Do the same as ``gather()``, in a coroutine."""
+        return await self._steps.agather(name, calls)
 
     @property
     def steps(self) -> Steps:

@@ -29,6 +29,7 @@ from django_pglock.tasks.options import GroupOption, RateOption, UniqueOption
 from django_pglock.tasks.redaction import RedactOption, redact_of
 from django_pglock.tasks.retry import BackoffOption
 from django_pglock.tasks.schedules import check_schedule
+from django_pglock.tasks.steps import TaskCall
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -116,6 +117,10 @@ class PostgresTask(TaskFields):
                 f"{name}.enqueue() blocks the event loop. Write: await {name}.aenqueue(…)"
             ) from error
 
+    def call_of(self, *args: Any, **kwargs: Any) -> TaskCall[Any]:
+        """Return one call, with the options of this task, for ``context.gather()``. Nothing is enqueued or checked."""
+        return TaskCall(self, args, kwargs)
+
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function here, without a row. With ``takes_context`` it gets a context, unless one is given."""
         return Task.call(self, *with_context(self, args, kwargs), **kwargs)
@@ -134,8 +139,8 @@ class PostgresTask(TaskFields):
         BEGIN, and always while autocommit is off.
         """
         backend: Any = self.get_backend()
-        if hasattr(backend, "check_call"):
-            backend.check_call(self, args, kwargs)
+        if hasattr(backend, "prepare"):
+            backend.prepare(self, args, kwargs)
         waits_for = {each.alias for each in connections.all(initialized_only=True) if has_commit_hooks(each)}
         # Beside other databases, the caller's own COMMIT in the tasks' database cannot be waited for either.
         own = None if waits_for else getattr(backend, "database", None)
@@ -225,6 +230,7 @@ if TYPE_CHECKING:
         def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Result[P, R]: ...
         async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Result[P, R]: ...
         def enqueue_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None: ...
+        def call_of(self, *args: P.args, **kwargs: P.kwargs) -> TaskCall[R]: ...
         def get_result(self, result_id: str) -> Result[P, R]: ...
         async def aget_result(self, result_id: str) -> Result[P, R]: ...
 

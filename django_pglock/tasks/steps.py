@@ -12,26 +12,31 @@ from __future__ import annotations
 
 import builtins
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 from time import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import transaction
 from django.utils.timezone import is_aware, make_aware
 
+from django_pglock.error_reading import describe_exception
 from django_pglock.errors import EventTimeout, StepError, StepFailed, StepsChanged, TaskOptionError, TaskResultError
 from django_pglock.tasks.arguments import from_json, to_json
+from django_pglock.tasks.compat import TaskResult
 from django_pglock.tasks.queues import check_text
+from django_pglock.tasks.results import PostgresTaskError, make_result
 from django_pglock.tasks.retry import MAX_DELAY, duration
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from django_pglock.tasks.fields import TaskFields
 
 R = TypeVar("R")
 
@@ -54,6 +59,28 @@ class Kind(str, Enum):
     EVENT = "EVENT"
     CHANGED = "CHANGED"
     CHUNKS = "CHUNKS"
+    CHILDREN = "CHILDREN"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCall(Generic[R]):
+    """One call of a task function that is not enqueued yet. Made by ``task.call_of(...)``, for ``context.gather()``."""
+
+    task: TaskFields
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def here(self) -> TaskResult[..., R]:
+        """Call the function in this thread, and return its result, or its exception, as a worker would store it."""
+        value, errors = None, list[PostgresTaskError]()
+        try:
+            value = from_json(result_text(self.task.module_path, self.task.call(*self.args, **self.kwargs)))
+        except Exception as error:  # noqa: BLE001 - a child may raise anything
+            path, traceback = describe_exception(error)
+            errors.append(PostgresTaskError(exception_class_path=path, traceback=traceback))
+        status = "FAILED" if errors else "SUCCESSFUL"
+        call = {"args": list(self.args), "kwargs": self.kwargs, "backend": self.task.backend}
+        return make_result(self.task, id=0, status=status, errors=errors, return_value=value, enqueued_at=None, **call)
 
 
 @dataclass(slots=True)
@@ -123,7 +150,13 @@ class HandedBack(BaseException):
 
 
 class Suspension(BaseException):
-    """Leaves a function that sleeps, or waits for an event. The task continues in a later run."""
+    """Leaves a function that sleeps, or waits for an event or for its children. The task continues in a later run.
+
+    ``calls``: the children to enqueue, each a task and its prepared call. ``awaited``: children that exist.
+    """
+
+    calls: Sequence[tuple[TaskFields, Any]] = ()
+    awaited: Sequence[int] = ()
 
     def __init__(self, name: str, kind: Kind, number: int, seconds: float, event: str | None = None) -> None:
         super().__init__(f"{name!r} suspends the task")
@@ -240,6 +273,35 @@ class Steps:
             if not record.is_finished:
                 self.check(name)
 
+    def gather(self, name: str, calls: Iterable[TaskCall[R]]) -> list[TaskResult[..., R]]:
+        """Enqueue children, and return their results when all have ended: see ``TaskContext.gather``."""
+        record = self.begin(name, Kind.CHILDREN)
+        if record is None:
+            with self._executing(name):
+                prepared = self.prepare(name, calls)
+            if prepared:
+                self.wait_for_children(name, calls=prepared)
+            self.record(name, {"children": []}, None, Kind.CHILDREN)
+        elif not record.is_finished:
+            self.end_gather(name)
+        results: list[TaskResult[..., R]] = self._value(name)
+        return results
+
+    def checked(self, name: str, calls: Iterable[TaskCall[R]]) -> Iterator[TaskCall[R]]:
+        """Yield the calls of a gather. What is none ends it."""
+        for call in calls:
+            if not isinstance(call, TaskCall):
+                text = (
+                    f"The gather {name!r} was given {call!r:.200}. Give calls that are not enqueued: "
+                    "context.gather(name, [task.call_of(...), ...])."
+                )
+                self.end(StepError(text))
+            yield call
+
+    async def agather(self, name: str, calls: Iterable[TaskCall[R]]) -> list[TaskResult[..., R]]:
+        """Do the same in a coroutine."""
+        return await sync_to_async(self.gather)(name, calls)
+
     def __contains__(self, name: str) -> bool:
         self._asked.add(name)
         record = self.records.get(name)
@@ -327,8 +389,19 @@ class Steps:
 
     def suspend(self, name: str, kind: Kind, seconds: float, event: str | None = None) -> NoReturn:
         """Leave the function."""
+        self.leave(self._suspended(name, kind, seconds, event))
+
+    def _suspended(self, name: str, kind: Kind, seconds: float, event: str | None = None) -> Suspension:
         number = self.records[name].number if name in self.records else self.next_number
-        self.leave(Suspension(name, kind, number, seconds, event))
+        return Suspension(name, kind, number, seconds, event)
+
+    def wait_for_children(
+        self, name: str, *, calls: Sequence[tuple[TaskFields, Any]] = (), awaited: Sequence[int] = ()
+    ) -> NoReturn:
+        """Leave the function until its children have ended."""
+        suspension = self._suspended(name, Kind.CHILDREN, 0.0)
+        suspension.calls, suspension.awaited = calls, awaited
+        self.leave(suspension)
 
     def end(self, error: Exception) -> NoReturn:
         """Leave the function by the error of a step."""
@@ -367,7 +440,7 @@ class Steps:
         record = self.records[name]
         if record.failure is not None:
             raise StepFailed(name, record.failure["path"], record.failure["message"])
-        return record.result
+        return self.results_of(record) if record.kind == Kind.CHILDREN.value else record.result
 
     # What a worker does in another way
 
@@ -384,10 +457,10 @@ class Steps:
         """Return what to record of a step that has raised, if its attempts are spent. Otherwise raise."""
         raise error
 
-    def record(self, name: str, value: Any, failure: dict[str, str] | None) -> None:
+    def record(self, name: str, value: Any, failure: dict[str, str] | None, kind: Kind = Kind.STEP) -> None:
         """Record how a step has ended, with its result as it is read back from its JSON."""
         result = from_json(result_text(name, value))
-        self.records[name] = Record(self.next_number, Kind.STEP.value, result, failure)
+        self.records[name] = Record(self.next_number, kind.value, result, failure)
 
     def atomic_step(self, name: str, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         """Run a part of the function once, in a transaction with its record."""
@@ -411,6 +484,18 @@ class Steps:
         """Return the time of the server, in seconds since the epoch. Without a worker, it is this host's."""
         return time()
 
+    def prepare(self, name: str, calls: Iterable[TaskCall[Any]]) -> list[tuple[TaskFields, Any]]:
+        """Return the calls of children, each with its task, as they are written."""
+        raise NotImplementedError
+
+    def end_gather(self, name: str) -> None:
+        """End the wait for the children if all have ended. Otherwise leave the function again."""
+        raise NotImplementedError
+
+    def results_of(self, record: Record) -> list[TaskResult[..., Any]]:
+        """Return the results of the children of a record, in the order of their calls."""
+        raise NotImplementedError
+
 
 class PlainSteps(Steps):
     """The steps of a call without a worker: each is executed, nothing is recorded, and nothing waits."""
@@ -423,6 +508,12 @@ class PlainSteps(Steps):
         """Continue at once after a sleep. An event never comes."""
         if kind is Kind.EVENT:
             raise StepError(f"{name!r} waits for an event, which needs a worker. In a test: emit() and run_tasks().")
+
+    def gather(self, name: str, calls: Iterable[TaskCall[R]]) -> list[TaskResult[..., R]]:
+        """Call the functions of the children at once, one after the other."""
+        self.begin(name, Kind.CHILDREN)
+        with self._executing(name):
+            return [call.here() for call in self.checked(name, calls)]
 
 
 class NoSteps(Steps):

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from django.db import connection
 
-from django_pglock import Cancel, task
+from django_pglock import Cancel, Unique, task
 from django_pglock.errors import EventTimeout, StepFailed
 from tests.sample.models import Effect
 
@@ -281,3 +281,106 @@ def journey(context, number):
         name, step = ("atomic", context.atomic_step) if part_ % 2 else ("plain", context.step)
         found.append(step(f"part {part_}", count, name, number * 10 + part_))
     return found
+
+
+# Children
+
+
+@task(max_attempts=1)
+def child(number, how="returns"):
+    """End in one of several ways."""
+    part(f"child {number}")
+    if how == "raises":
+        raise ConnectionError(f"child {number} fails")
+    if how == "cancels":
+        raise Cancel("not today")
+    return number * 10
+
+
+@task
+async def achild(number):
+    return number * 100
+
+
+@task(lock="order:{order_id}")
+def child_of_order(order_id):
+    return order_id
+
+
+@task(unique=Unique("{number}", while_="unfinished"))
+def unique_child(number):
+    return part(f"child {number}")["name"]
+
+
+@task(unique=Unique("{number}", period=3600))
+def child_of_the_hour(number):
+    return number
+
+
+@task(takes_context=True, unique=Unique("family", while_="unfinished"))
+def unique_family(context):
+    return gathered(context.gather("children", CHILDREN))
+
+
+@task(takes_context=True, lock="order:7")
+def grandparent(context):
+    return gathered(context.gather("families", [family_of_order.call_of(8)]))
+
+
+#: What ``family`` gathers today.
+CHILDREN: list[object] = []
+
+
+def gathered(results):
+    return [[each.status.value, each.return_value if each.status == "SUCCESSFUL" else None] for each in results]
+
+
+@task(takes_context=True, max_attempts=2, backoff=0)
+def family(context):
+    results = context.gather("children", (call for call in CHILDREN))
+    CALLS.append("gathered")
+    context.step("after", part, "after")
+    return gathered(results)
+
+
+@task(takes_context=True)
+async def afamily(context):
+    return gathered(await context.agather("children", CHILDREN))
+
+
+@task(takes_context=True, lock="order:{order_id}")
+def family_of_order(context, order_id):
+    CALLS.append(f"order {order_id}")
+    return gathered(context.gather("children", CHILDREN))
+
+
+@task(takes_context=True, lock="order:{order_id}", concurrency=2)
+def family_beside_others(context, order_id, depth=0):
+    calls = [] if depth == 2 else [family_beside_others.call_of(order_id, depth=depth + 1) for _ in range(2)]
+    return sum(each.return_value for each in context.gather("children", calls)) + 1
+
+
+def gathers_in_a_transaction(context):
+    from django.db import transaction
+
+    with transaction.atomic():
+        context.gather("inside", [child.call_of(1)])
+
+
+USES |= {
+    "gathers in a transaction": gathers_in_a_transaction,
+    "gathers in a step": lambda context: context.step("outer", lambda: context.gather("inner", [child.call_of(1)])),
+    "gathers by a step": lambda context: context.gather("outer", (context.step("in", part, "x") for _ in range(1))),
+    "gathers what is enqueued": lambda context: context.gather("outer", [child.enqueue(1)]),
+    "gathers in a loop": lambda context: [
+        context.gather("inside", [child.call_of(1)])
+        for _ in context.chunks("rows", Effect.objects.filter(name="from"), size=3)
+    ],
+    "gathers wrong arguments": lambda context: context.gather("outer", [child.call_of(1), child.call_of(colour="red")]),
+    "swallows a gather": lambda context: swallow(lambda: context.gather("outer", [child.call_of(1)])),
+}
+
+
+def swallow(function):
+    with contextlib.suppress(BaseException):
+        function()

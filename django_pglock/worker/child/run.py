@@ -16,7 +16,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseFailure
-from django.db import connections, transaction
+from django.db import InterfaceError, OperationalError, connections, transaction
 from django.db.transaction import TransactionManagementError
 from psycopg import Error as PsycopgError
 
@@ -31,10 +31,12 @@ from django_pglock.postgres.connections import (
     shut_down_socket,
     sqlstates_of,
 )
-from django_pglock.store.outcome import Cancelled, Failed, Failure, GivenBack, Mixed, Outcome, readable
+from django_pglock.store.children import write_gather
+from django_pglock.store.outcome import Cancelled, Failed, Failure, GivenBack, Mixed, Outcome, Snoozed, readable
 from django_pglock.store.rescue import interrupted
 from django_pglock.store.settle import SettleRefused, settle_and_commit, take_success
 from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.steps import Suspension
 from django_pglock.worker.child.attempt import Attempt
 from django_pglock.worker.child.in_flight import EndedClaim
 from django_pglock.worker.child.logs import log_claim
@@ -111,6 +113,8 @@ def run(attempt: Attempt, runner: Any) -> EndedClaim:
         outcome: Outcome | Mixed = attempt.success(value)
     except BaseException as raised:  # noqa: BLE001 - see above
         outcome = _failure_here(attempt, readable(raised))
+        if isinstance(outcome, Snoozed) and (how := outcome.gather):
+            return _gather(attempt, outcome, how)
     return attempt.ended(outcome)
 
 
@@ -128,7 +132,24 @@ async def run_async(attempt: Attempt, runner: Any) -> EndedClaim:
             # In the thread in which Django's ORM runs for coroutines: that has their sessions.
             attempt.has_met_standby = await sync_to_async(leave_read_only_sessions)(attempt.using)
         outcome = _failure(attempt, error)
+        if isinstance(outcome, Snoozed) and (how := outcome.gather):
+            return await sync_to_async(_gather)(attempt, outcome, how)
     return attempt.ended(outcome)
+
+
+def _gather(attempt: Attempt, outcome: Snoozed, how: Suspension) -> EndedClaim:
+    """Enqueue the children for which a function was left, and suspend its task until they have ended."""
+    try:
+        write_gather(attempt.using, attempt.claim, how)
+    except ClaimLost:
+        return attempt.ended(None)
+    except BaseException as raised:  # noqa: BLE001 - see above
+        error = readable(raised)
+        if isinstance(error, (OperationalError, InterfaceError)):
+            # The function has no part in it. If it was the COMMIT, the guard of the next settle finds out.
+            return attempt.ended(_outcome_around(attempt.claim, attempt.using, error, has_begun=True))
+        return attempt.ended(_failure_here(attempt, error))
+    return attempt.ended(outcome, is_settled=True)
 
 
 def _run_atomic(attempt: Attempt) -> EndedClaim:

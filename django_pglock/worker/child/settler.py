@@ -285,7 +285,9 @@ class Settler(Service):
             self._set_locked_aside([ended for ended in open_ if ended.claim in unwritten])
             open_ = self._without_locked(open_)
         if logged := [
-            each.claim for each in batch if each.claim.log is not None and isinstance(each.outcome, Succeeded)
+            each.claim
+            for each in batch
+            if each.claim.log is not None and (each.is_settled or isinstance(each.outcome, Succeeded))
         ]:
             write_logs(self.using, logged)
         suspects = [(each, each.outcome) for each in open_ if isinstance(each.outcome, Interrupted)]
