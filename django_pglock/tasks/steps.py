@@ -287,7 +287,7 @@ class Steps:
         results: list[TaskResult[..., R]] = self._value(name)
         return results
 
-    def checked(self, name: str, calls: Iterable[TaskCall[R]]) -> Iterator[TaskCall[R]]:
+    def checked(self, name: str, calls: Iterable[Any]) -> Iterator[TaskCall[Any]]:
         """Yield the calls of a gather. What is none ends it."""
         for call in calls:
             if not isinstance(call, TaskCall):

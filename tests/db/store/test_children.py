@@ -12,7 +12,7 @@ import pytest
 from django.db import OperationalError, connection
 
 from django_pglock import Rate
-from django_pglock.errors import ClaimLost, StepError, TaskCancelled
+from django_pglock.errors import ClaimLost, TaskCancelled
 from django_pglock.models import Step, Task, Waiter
 from django_pglock.store.admit import admit
 from django_pglock.store.children import write_gather
@@ -22,7 +22,7 @@ from django_pglock.store.steps import RecordedSteps
 from django_pglock.store.why_it_waits import why_it_waits
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.steps import Suspension
+from django_pglock.tasks.steps import StepEnded, Suspension
 from django_pglock.testing import run_tasks
 from tests.conftest import NEVER
 from tests.db.store.endings import FAILURE, settle_one
@@ -505,7 +505,7 @@ def test_a_call_of_another_database_is_refused(claim, settings):
     [claimed] = claim()
     steps = steps_of(claimed)
     steps.using = "other"
-    with pytest.raises(StepError, match="the backend 'default', whose tasks are not in the database 'other'"):
+    with pytest.raises(StepEnded, match="the backend 'default', whose tasks are not in the database 'other'"):
         steps.prepare("children", [sample.child.call_of(1)])
 
 

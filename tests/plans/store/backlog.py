@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from django.db import connection
+from django.db.models.functions import Now
 
-from django_pglock.models import Task, Waiter, Worker
+from django_pglock.models import Step, Task, Waiter, Worker
 from django_pglock.store.statements import array_of_numbers
 from tests.plans.reading import BATCH, delete_all, executed, insert, pages_read, rows_read
 from tests.sql import execute_sql
@@ -52,6 +53,9 @@ STEPS = (
        SELECT 1000000000 + n, 'wait', 1, 'EVENT', 'awaited ' || n, 1, now() FROM generate_series(1, 20000) AS n""",
     """INSERT INTO django_pglock_event (name, payload, emitted_at, expires_at)
        SELECT 'came ' || n, '1', now(), now() + interval '1 day' FROM generate_series(1, 20000) AS n""",
+    """INSERT INTO django_pglock_step (task_id, name, number, kind, result, attempt, started_at)
+       SELECT 2000000000 + n, 'children', 1, 'CHILDREN', '{"children": [1]}', 1, now()
+       FROM generate_series(1, 20000) AS n""",
 )
 
 
@@ -67,6 +71,8 @@ class Backlog:
     first: int
     #: Tasks that have ended, and for which others wait.
     awaited: list[int]
+    #: A task of the lock key ``gathered`` that waits for the worker's tasks, its children.
+    gathering: int
 
     @property
     def array(self) -> str:
@@ -127,7 +133,8 @@ def _fill() -> tuple[Backlog, _Statistics]:
 
     A settle that read all running tasks of a fleet took seven times as long beside a hundred thousand of them, so ten
     other workers run five hundred tasks each. Tasks of the lock key ``for later`` are scheduled. Each task of ``after
-    others``, except for the last one, waits for a task that has ended and for a running task.
+    others``, except for the last one, waits for a task that has ended and for a running task. The last task of
+    ``gathered`` waits for its children, and keeps the key.
     """
     with connection.cursor() as cursor:
         for statement in (*BUCKETS, *STEPS):
@@ -168,7 +175,20 @@ def _fill() -> tuple[Backlog, _Statistics]:
     for task, id_ in zip(behind[: BATCH - 1], awaited, strict=False):
         Task.objects.filter(pk=task.pk).update(waits_for=2)
         Waiter.objects.bulk_create([Waiter(awaited=id_, task=task), Waiter(awaited=ids[0], task=task)])
-    return Backlog(worker, ids, first, awaited), statistics
+    insert("BLOCKED", 20_000, lock="gathered")
+    gathering = Task.objects.filter(lock_key="gathered").latest("pk")
+    Task.objects.filter(pk=gathering.pk).update(worker=worker, waits_for=BATCH)
+    Waiter.objects.bulk_create(Waiter(awaited=id_, task=gathering, has_ended=False) for id_ in ids)
+    Step.objects.create(
+        task=gathering,
+        name="children",
+        number=1,
+        kind="CHILDREN",
+        result={"children": ids},
+        attempt=1,
+        started_at=Now(),
+    )
+    return Backlog(worker, ids, first, awaited, gathering.pk), statistics
 
 
 def _insert_others() -> None:

@@ -12,6 +12,7 @@ from django.db import connection
 from django_pglock import Rate
 from django_pglock.models import Task
 from django_pglock.store.admit import ADMIT, ADMIT_NEXT, BLOCKED_KEYS, HOLDERS
+from django_pglock.store.children import ABOVE, CHILDREN, END_GATHER, SUSPEND_PARENT
 from django_pglock.store.claim import CLAIM_FAIR, CLAIM_GROUP, RUNNING_CLAIM, claim_statement
 from django_pglock.store.count import COUNT_FAILED, COUNT_OTHERS, COUNT_READY
 from django_pglock.store.dependants import CANCELLED_BECAUSE_OF, PASS_CAUSE_ON, UNFINISHED_PARTS
@@ -75,7 +76,7 @@ from django_pglock.store.steps import (
 )
 from django_pglock.store.unique import FIND_AND_LOCK_UNIQUE, FIND_UNIQUE, FREE_EXPIRED_UNIQUE, replace_statement
 from django_pglock.store.wake import STILL_READY
-from django_pglock.store.why_it_waits import OPEN_STEP, WHY_UNFINISHED
+from django_pglock.store.why_it_waits import GATHERED, OPEN_STEP, WHY_UNFINISHED
 from tests.plans.reading import (
     BATCH,
     CALL,
@@ -99,7 +100,9 @@ def admission(backlog):
         "ADMIT": Call(filled(ADMIT), (["backlog"],), by_index=True),
         "ADMIT, with tasks of the key for later": Call(filled(ADMIT), (["for later"],), by_index=True),
         "ADMIT, behind tasks that wait for others": Call(filled(ADMIT), (["after others"],), by_index=True),
+        "ADMIT, beside a task that gathers": Call(filled(ADMIT), (["gathered"],), by_index=True),
         "ADMIT_NEXT": Call(filled(ADMIT_NEXT), (["backlog"],), by_index=True),
+        "ADMIT_NEXT beside a task that gathers": Call(filled(ADMIT_NEXT), (["gathered"],), by_index=True),
         "ADMIT_NEXT to several": Call(filled(ADMIT_NEXT), (["backlog", "other"],), by_index=True),
         "enqueueing at a key": Call(enqueue_statement("default", keyed.step, CALL, "{}"), by_index=True),
         "admitting one": Call(admit_statement("default", keyed.step, first, "backlog"), by_index=True),
@@ -286,7 +289,8 @@ def few_rows(backlog):
         "DELETE_DEAD, if all are silent": Call(filled(DELETE_DEAD), (0.0,), by_index=True),
         # Lock keys, and the tasks that hold one, are found by the index of keys.
         "BLOCKED_KEYS": Call(filled(BLOCKED_KEYS), ("", 1000), by_index=True),
-        "HOLDERS": Call(filled(HOLDERS), ("backlog", "backlog", BATCH)),
+        "HOLDERS": Call(filled(HOLDERS), (*["backlog"] * 4, BATCH), by_index=True),
+        "HOLDERS beside a task that gathers": Call(filled(HOLDERS), (*["gathered"] * 4, BATCH), by_index=True),
         # Queues and functions of ready tasks are found by a probe each.
         "READY_QUEUES": Call(filled(READY_QUEUES), by_index=True),
         "READY_PATHS": Call(filled(READY_PATHS), (BATCH, BATCH)),
@@ -311,7 +315,7 @@ def steps(backlog):
     first = backlog.ids[0]
     return {
         "RECORDS": Call(filled(RECORDS), (first,)),
-        "RECORD": Call(filled(RECORD), ("new", 1, "1", None, 0.0, first, 1)),
+        "RECORD": Call(filled(RECORD), ("new", 1, "STEP", "1", None, 0.0, first, 1)),
         "NOTE_POSITION": Call(filled(NOTE_POSITION), ("rows", 1, '"7"', False, first, 1)),
         "COUNT_ANEW": Call(filled(COUNT_ANEW), (first, 1)),
         "SUSPEND": Call(filled(SUSPEND), ([first], [1], ["rest"], [1], ["EVENT"], ["came 7"], [True])),
@@ -325,9 +329,22 @@ def steps(backlog):
     }
 
 
+def gathers(backlog):
+    first, gathering, array = backlog.ids[0], backlog.gathering, backlog.array
+    step = (gathering, "children")
+    return {
+        "SUSPEND_PARENT": Call(filled(SUSPEND_PARENT), (BATCH, first, 1, "new", 1, "{}", array)),
+        "ABOVE": Call(filled(ABOVE), (first,), by_index=True),
+        "END_GATHER": Call(filled(END_GATHER), (*step, *step)),
+        "CHILDREN": Call(filled(CHILDREN), (f"{{{gathering},{first}}}",)),
+        "GATHERED": Call(filled(GATHERED), (gathering,)),
+    }
+
+
 VERBS = (
     *(admission, claims, outcomes, rates, releases, promotion, rescue_of_tasks, requests, progress_and_logs),
     *(pruning_of_tasks, counts, failure_groups, unknown_tasks, cancels, deletions, resets, retries, few_rows, steps),
+    gathers,
 )
 #: The rows and pages that statements may read where these are other than usual.
 LIMITS = {
