@@ -142,8 +142,8 @@ class PostgresBackend(BaseTaskBackend):
         task_enqueued.send(type(self), task_result=result)
         return result
 
-    def prepare(self, task: Any, args: Any, kwargs: Any) -> Call:
-        """Return a call as it is written, or raise what ``enqueue()`` would raise for it. Write nothing."""
+    def check_call(self, task: Any, args: Any, kwargs: Any) -> Call:
+        """Return what ``enqueue()`` would write, or raise what it would raise. Write nothing."""
         return self._maker_of(task)(args, kwargs)
 
     def enqueue_many(self, task: Any, calls: Iterable[Any]) -> list[str]:

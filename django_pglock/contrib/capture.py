@@ -253,7 +253,7 @@ def _require_valid(model: type[models.Model], capture: Capture) -> None:
     capture.statements(model, connections[database].schema_editor())
     [call] = capture.calls(model, ids=[1], operation=capture.on[0], schema="public")
     backend: Any = function.get_backend()
-    backend.prepare(function, [], call)
+    backend.check_call(function, [], call)
     unique = function.unique
     if unique is not None and (unique.scope != UniqueScope.WAITING or unique.on_conflict == "raise"):
         raise TaskOptionError(

@@ -130,7 +130,7 @@ def _enqueue(using: str, claim: Claim, how: Suspension) -> list[Enqueued]:
     if circle := {id_ for id_, *_ in above}.intersection(row.id for row in rows.values()):
         raise StepError(
             f"The gather {how.name!r} has a call whose unique key is that of task {min(circle)}, which waits for this "
-            "gather. So both would wait for ever. Give the call another key."
+            "gather. So neither would ever continue. Give the call another key."
         )
     return [rows[place] for place in range(len(rows))]
 
@@ -159,7 +159,7 @@ def _refuse_kept_keys(how: Suspension, above: Iterable[tuple[int, str | None, in
         if id_ is not None and (concurrency == 1 or (task.concurrency or 1) == 1):
             raise StepError(
                 f"The gather {how.name!r} has a call of {task.module_path} with the lock key {call.lock!r}, which task "
-                f"{id_} keeps until this gather has ended. So the call would wait for ever, and nothing is enqueued. "
+                f"{id_} keeps until this gather has ended. So the call would never begin, and nothing is enqueued. "
                 "Give the call another key, or call the function in a step."
             )
 

@@ -312,7 +312,7 @@ class RecordedSteps(Steps):
                 self.end(StepError(text))
             # Calls with equal options are written together, also if each has got them by its own using().
             task = prepared[-1][0] if prepared and prepared[-1][0] == call.task else call.task
-            prepared.append((task, backend.prepare(task, call.args, call.kwargs)))
+            prepared.append((task, backend.check_call(task, call.args, call.kwargs)))
         return prepared
 
     def end_gather(self, name: str) -> None:

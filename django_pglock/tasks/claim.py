@@ -216,7 +216,7 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
         Either all calls are enqueued or none. Meanwhile the task is a row, as in ``sleep()``. It continues whatever the
         status of the calls is, and each later run gets the same results. If the task is cancelled, so are the calls
         that have not ended. Raises ``TaskArgumentsError`` and ``InvalidTask`` as ``enqueue()`` does, and ``StepError``
-        as ``step()`` does, also for a call that would wait for ever: it needs the lock key that this task keeps.
+        as ``step()`` does, also for a call that would never begin: it needs the lock key that this task keeps.
         """
         return self._steps.gather(name, calls)
 

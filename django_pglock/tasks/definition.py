@@ -139,8 +139,8 @@ class PostgresTask(TaskFields):
         BEGIN, and always while autocommit is off.
         """
         backend: Any = self.get_backend()
-        if hasattr(backend, "prepare"):
-            backend.prepare(self, args, kwargs)
+        if hasattr(backend, "check_call"):
+            backend.check_call(self, args, kwargs)
         waits_for = {each.alias for each in connections.all(initialized_only=True) if has_commit_hooks(each)}
         # Beside other databases, the caller's own COMMIT in the tasks' database cannot be waited for either.
         own = None if waits_for else getattr(backend, "database", None)

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 from django.db import OperationalError, connection
+from django.test.utils import CaptureQueriesContext
 
 from django_pglock import Rate
 from django_pglock.errors import ClaimLost, TaskCancelled
@@ -123,15 +124,19 @@ def test_a_call_with_positional_and_with_named_arguments_and_with_options():
     assert (call.task.priority, call.args, call.kwargs) == (3, (1,), {"how": "cancels"})
 
 
-def test_children_of_one_function_are_one_statement_also_if_each_has_options_of_its_own(
-    claim, django_assert_num_queries
-):
+def test_a_gather_is_few_statements_also_if_each_call_has_options_of_its_own(claim):
+    """Its last one suspends the parent, and writes the record and the waiters."""
     sample.CHILDREN[:] = [sample.child.using(priority=5).call_of(number) for number in range(30)]
     sample.family.enqueue()
     [claimed] = claim()
     how = left_by(claimed)
-    with django_assert_num_queries(4):  # BEGIN, the children, all else, COMMIT
+    with CaptureQueriesContext(connection) as sent:
         write_gather("default", claimed, how)
+    texts = [each["sql"] for each in sent if "pglock_worker" not in each["sql"]]
+    assert len(texts) == 4
+    assert texts[0] == "BEGIN"
+    assert 'INSERT INTO "django_pglock_task"' in texts[1]
+    assert texts[3] == "COMMIT"
     assert Task.objects.filter(priority=5).count() == 30
 
 
