@@ -120,7 +120,10 @@ def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:
 def _handle_now(logger: logging.Logger, record: logging.LogRecord) -> None:
     try:
         type(logger).handle(logger, record)
-    except Exception:  # noqa: BLE001 - the code of the project
+    except (Exception, SystemExit) as error:
+        # In the main thread, SystemExit ends the process: the handler of a signal may have raised it.
+        if isinstance(error, SystemExit) and threading.current_thread() is threading.main_thread():
+            raise
         report(record)
 
 

@@ -86,15 +86,23 @@ def test_a_call_of_no_logger_of_the_package_raises_what_a_handler_raises(capsys)
             logger.removeHandler(handler)
 
 
+@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit("leave")])
 @pytest.mark.parametrize("where", ["emit", "handle", "filter", "format"])
-def test_no_exception_of_the_log_leaves_a_call_in_a_thread(logger, in_threads, capsys, where):
-    logger.addHandler(handler := Raising(ValueError("broken"), where))
+def test_no_exception_of_the_log_leaves_a_call_in_a_thread(logger, in_threads, capsys, where, error):
+    """Before, a handler that called sys.exit() ended the settler, and so the process of its tasks."""
+    logger.addHandler(handler := Raising(error, where))
     assert in_threads(lambda number: logger.error("line %d", number) or "went on", 1) == ["went on"]
     assert handler.count == 1
     printed = capsys.readouterr().err
     assert "--- Logging error ---" in printed
     assert "in fail\n    raise self.error" in printed
     assert "Message: 'line %d'\nArguments: (0,)" in printed
+
+
+def test_a_handler_may_end_the_process_in_its_main_thread(logger):
+    logger.addHandler(Raising(SystemExit("leave"), "emit"))
+    with pytest.raises(SystemExit, match="leave"):
+        logger.error("a line")
 
 
 def test_a_thread_whose_records_another_one_writes_waits_for_no_handler(logger, monkeypatch):
