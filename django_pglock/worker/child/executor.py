@@ -29,6 +29,7 @@ from django_pglock.worker.child.runners import TaskThread, Watchdog, stacks, sto
 from django_pglock.worker.child.task_connections import (
     CHECK_INTERVAL,
     close_unkept_connections,
+    ends_transactions_of,
     is_kept,
     prepare_connections,
     renew_connections,
@@ -197,7 +198,8 @@ def execute(
         if attempt.definition.group is not None:
             include_others(attempt, attempt.definition.group, in_flight)
         if attempt.has_observers:
-            send(task_started, claim, attempt.result)
+            with ends_transactions_of("task_started"):
+                send(task_started, claim, attempt.result)
         return begin(attempt)
     except BaseException as error:  # noqa: BLE001 - see attempt.py
         if isinstance(attempt, Attempt):

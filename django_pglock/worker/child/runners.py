@@ -31,9 +31,9 @@ from django.db.backends.signals import connection_created
 
 from django_pglock.error_reading import one_line, storable
 from django_pglock.loggers import WORKER, get_logger
-from django_pglock.postgres.connections import cancel_statement, has_statement_in_progress, shut_down_socket
+from django_pglock.postgres.connections import cancel_statement, shut_down_socket
 from django_pglock.worker.child.logs import log_claim
-from django_pglock.worker.child.task_connections import expect_next_task, is_closed, is_reusable
+from django_pglock.worker.child.task_connections import end_transaction, expect_next_task, is_closed, is_reusable
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -244,14 +244,7 @@ def close(session: DatabaseWrapper, claim: Claim) -> None:
             "uncommitted changes are rolled back",
             session.alias,
         )
-    # Inside of an atomic block close() only notes that it was called.
-    session.in_atomic_block = session.closed_in_transaction = False
-    if has_statement_in_progress(session):
-        # Another thread waits for an answer on this connection. It would crash if libpq's connection were freed.
-        shut_down_socket(session)
-        session.connection = None
-    else:
-        session.close()
+    end_transaction(session)
 
 
 def _shut_down(session: DatabaseWrapper, attempt: Attempt, what: str) -> None:

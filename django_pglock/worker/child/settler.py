@@ -18,7 +18,7 @@ from queue import Empty
 from typing import Any
 from uuid import UUID
 
-from django.db import DatabaseError, OperationalError, connections
+from django.db import DatabaseError, OperationalError
 from django.db import Error as DatabaseFailure
 from psycopg.errors import LockNotAvailable
 
@@ -48,7 +48,7 @@ from django_pglock.store.wake import wake, wake_except
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.child.in_flight import EndedClaim, InFlight, with_new_progress, write_new_progress
 from django_pglock.worker.child.logs import report, report_lost
-from django_pglock.worker.child.task_connections import is_reusable
+from django_pglock.worker.child.task_connections import ends_transactions_of
 from django_pglock.worker.service import Service
 
 logger = get_logger(WORKER)
@@ -98,12 +98,6 @@ NAMES: dict[type[Any], str] = {
 MEASURED = 8
 #: The number of minutes, in addition to the present one, whose counts are kept while the database refuses them.
 MOST_MINUTES = 10
-
-
-def unusable_sessions() -> list[Any]:
-    """Return the connections of this thread that are in a transaction. In a ``TestCase`` it is that of the test."""
-    sessions: Any = connections.all(initialized_only=True)
-    return [each for each in sessions if not is_reusable(each)]
 
 
 def is_plain(batch: list[EndedClaim]) -> bool:
@@ -328,14 +322,17 @@ class Settler(Service):
         # Receivers may use other databases in this thread.
         close_unusable_connections(without=self.using)
         settled = [ended for ended in batch if ended.is_settled or ended.claim.id in accepted]
-        in_use = unusable_sessions()
-        for ended in settled:
-            if not ended.is_settled:
-                ended.finished_at = accepted[ended.claim.id]
-            if ended.finished_at is not None and not isinstance(ended.outcome, FINAL):
-                ended.outcome = CANCEL_REQUESTED
-            report(ended)
-        self._end_sessions([each for each in unusable_sessions() if each not in in_use])
+        with ends_transactions_of("task_finished"):
+            for ended in settled:
+                if not ended.is_settled:
+                    ended.finished_at = accepted[ended.claim.id]
+                if ended.finished_at is not None and not isinstance(ended.outcome, FINAL):
+                    ended.outcome = CANCEL_REQUESTED
+                report(ended)
+        if self.is_running and not self.is_connected:
+            # That of this thread was among them. Django would open the next one without our settings.
+            self.close()
+            super().open()
         lost = [ended for ended in batch if not ended.is_settled and ended.claim.id not in accepted]
         for ended in lost:
             report_lost(ended)
@@ -348,20 +345,6 @@ class Settler(Service):
             self.in_flight.notify_feeder()
             self.scheduled()
         return batch
-
-    def _end_sessions(self, left: list[Any]) -> None:
-        """End sessions that receivers have left in a transaction, which later writes would otherwise be a part of."""
-        for session in left:
-            logger.warning(
-                "A receiver of task_finished has left a transaction open, or autocommit off, in database %r. Its "
-                "uncommitted changes are rolled back.",
-                session.alias,
-            )
-            session.in_atomic_block = session.closed_in_transaction = False
-            session.close()
-        if self._connection in left:
-            self.close()
-            super().open()
 
     def _without_locked(self, ended_claims: list[EndedClaim]) -> list[EndedClaim]:
         return [ended for ended in ended_claims if ended.claim not in self._locked] if self._locked else ended_claims

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +16,16 @@ from psycopg.errors import CannotConnectNow, CrashShutdown
 from psycopg.pq import TransactionStatus
 
 from django_pglock.locks.session_locks import holds_locks
-from django_pglock.postgres.connections import access_of, end_session, has_session_ended, is_on_standby, sqlstates_of
+from django_pglock.loggers import WORKER, get_logger
+from django_pglock.postgres.connections import (
+    access_of,
+    end_session,
+    has_session_ended,
+    has_statement_in_progress,
+    is_on_standby,
+    shut_down_socket,
+    sqlstates_of,
+)
 from django_pglock.postgres.sessions import limit_waiting
 from django_pglock.postgres.stopping import install_if_in_task, install_wrapper
 
@@ -24,6 +33,7 @@ if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
 T = TypeVar("T")
+logger = get_logger(WORKER)
 
 #: Seconds between two checks of a thread's connections while its tasks succeed. A check costs as much as a small task.
 CHECK_INTERVAL = 0.1
@@ -217,6 +227,42 @@ def is_reusable(session: DatabaseWrapper) -> bool:
         return bool(has_autocommit)
     # A closed session is neither idle nor in a transaction.
     return bool(raw.pgconn.transaction_status == TransactionStatus.IDLE)
+
+
+def end_transaction(session: DatabaseWrapper) -> None:
+    """Close a session of this thread in which a transaction may be open, or whose connection may be in use."""
+    # Inside of an atomic block close() only notes that it was called.
+    session.in_atomic_block = session.closed_in_transaction = False
+    if has_statement_in_progress(session):
+        # Another thread waits for an answer on this connection. It would crash if libpq's connection were freed.
+        shut_down_socket(session)
+        session.connection = None
+    else:
+        session.close()
+
+
+@contextlib.contextmanager
+def ends_transactions_of(receivers: str) -> Iterator[None]:
+    """End the transactions that signal receivers leave open here: what follows would be a part of them.
+
+    In a ``TestCase`` that of the test was open before.
+    """
+    before = _unusable_sessions()
+    yield
+    for session in _unusable_sessions():
+        if session not in before:
+            logger.warning(
+                "A receiver of %s has left a transaction open, or autocommit off, in database %r. Its uncommitted "
+                "changes are rolled back.",
+                receivers,
+                session.alias,
+            )
+            end_transaction(session)
+
+
+def _unusable_sessions() -> list[DatabaseWrapper]:
+    sessions: Any = connections.all(initialized_only=True)
+    return [each for each in sessions if not is_reusable(each)]
 
 
 def is_closed(session: DatabaseWrapper) -> bool:

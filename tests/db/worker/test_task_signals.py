@@ -10,6 +10,7 @@ from django.db import connection, connections, transaction
 from django_pglock.models import Task
 from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_started
 from tests.sample import tasks
+from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -97,3 +98,22 @@ def test_what_a_receiver_leaves_in_its_session_does_not_cost_the_next_outcomes(w
         assert finished(tasks.echo.enqueue(4)).return_value == 4
     finally:
         task_finished.disconnect(receive)
+
+
+@pytest.mark.parametrize("leave", [begin, transaction.atomic().__enter__])
+def test_what_a_receiver_leaves_in_the_session_of_a_thread_does_not_stop_the_task(worker, finished, caplog, leave):
+    """Before, an atomic task could not begin in that transaction, and was given back again and again."""
+
+    def receive(**kwargs):
+        leave()
+
+    task_started.connect(receive)
+    try:
+        worker(threads=1)
+        for name in ("one", "two"):
+            assert finished(tasks.record_atomically.enqueue(name)).status == TaskResultStatus.SUCCESSFUL
+    finally:
+        task_started.disconnect(receive)
+    assert set(Effect.objects.values_list("name", flat=True)) == {"one", "two"}
+    assert set(Task.objects.values_list("attempts", flat=True)) == {1}
+    assert caplog.text.count("A receiver of task_started has left a transaction open") == 2
