@@ -181,7 +181,7 @@ class Here:
         self.using = using
         self.queues = queues
         self.in_flight = InFlight(1)
-        self.settler = Settler(self.in_flight, using, NO_WORKER, ready=lambda queue: None, scheduled=lambda: None)
+        self.settler = Settler(self.in_flight, using)
         self.settler.use_connection_of_thread()
         # It does not wait for more outcomes.
         self.settler.stopping.set()

@@ -11,6 +11,7 @@ from django.db.models.functions import Now
 
 from django_pglock.models import Task, Worker
 from django_pglock.worker.child.child import LEFT_BEHIND
+from django_pglock.worker.child.claimer import Claimer
 from django_pglock.worker.child.feeder import Drain
 from django_pglock.worker.child.in_flight import InFlight
 from django_pglock.worker.queues import Queues
@@ -82,7 +83,7 @@ def test_a_draining_worker_waits_for_a_rescue_only_for_a_limited_time(settings):
     Task.objects.update(status="RUNNING", worker=uuid4(), attempts=1, started_at=Now(), last_attempted_at=Now())
     assert not Worker.objects.exists()
     ended = []
-    drain = Drain("default", Queues(), uuid4(), end=lambda: ended.append(1))
+    drain = Drain(Claimer("default", uuid4(), Queues()), end=lambda: ended.append(1))
     began = time.monotonic()
     while not drain.is_last_poll(InFlight(1)):
         assert time.monotonic() - began < NEVER

@@ -73,8 +73,7 @@ def settling(world: World, results: Results, outcomes: list[tuple[Claim, Outcome
     if not outcomes:
         return
     in_flight = InFlight(1)
-    worker = outcomes[0][0].worker
-    service = settler.Settler(in_flight, "default", worker, ready=lambda *_: None, scheduled=lambda: None)
+    service = settler.Settler(in_flight, "default")
     # It keeps the session of this thread, whose statements are stopped at, instead of one of its own.
     service._connection, service.close = connections["default"], lambda: None
     for held, outcome in outcomes:

@@ -174,7 +174,7 @@ inline wake_up(me) {
     does[me] = LOOKS
 }
 
-/* worker/parent/crew.py: wake; worker/child/feeder.py: note_ready */
+/* worker/parent/crew.py: wake; worker/child/in_flight.py: notify_feeder */
 inline hear(me) {
     note[me];
     note[me] = false;

@@ -15,7 +15,7 @@ from uuid import uuid4
 from django_pglock.store.outcome import SUCCEEDED, GivenBack
 from django_pglock.store.wake import NEGATIVE_TTL
 from django_pglock.worker.child import claimer, executor, feeder, in_flight, settler
-from django_pglock.worker.child.claimer import ASYNC, SYNC
+from django_pglock.worker.child.claimer import ASYNC, SYNC, Claimer
 from django_pglock.worker.child.executor import Executor
 from django_pglock.worker.child.feeder import EMPTY_PAUSE, Feeder
 from django_pglock.worker.child.in_flight import EndedClaim, InFlight
@@ -38,11 +38,10 @@ class SimulatedProcess:
         self.schedule = Schedule(random, {module.__file__ for module in MODULES}, self.check)
         self.table = Table(self.schedule, random, shape)
         self.in_flight = self.make_in_flight(shape.threads)
-        self.queues = Queues(shape.queues)
         self.coroutines: list[tuple[float, Call]] = []
         self.feeder = FeederHere(self)
         self.settler, self.executor = SettlerHere(self), ExecutorHere(self)
-        self.table.notify = self.feeder.note_ready
+        self.table.notify = self.in_flight.notify_feeder
         self.schedule.add("feeder", self.fetch)
         self.schedule.add("settler", self.settle)
         for number, slot in enumerate(self.in_flight.threads.slots):
@@ -54,7 +53,7 @@ class SimulatedProcess:
             self.schedule.add("producer", self.produce)
 
     def make_in_flight(self, threads: int) -> InFlight:
-        made = InFlight(threads)
+        made = InFlight(threads, queues=Queues(self.shape.queues))
         made.feeder_wakeup = Event(self.schedule, "feeder_wakeup")
         made.outbox = Queue(self.schedule, "outbox")
         made.threads.inbox = Queue(self.schedule, "inbox")
@@ -140,9 +139,10 @@ class FeederHere(Feeder):
     def __init__(self, process: SimulatedProcess) -> None:
         awake: Any = SimpleNamespace(is_alive=lambda: True, is_notified=lambda: process.shape.is_listening)
         rows: Any = process.table
-        super().__init__(process.in_flight, rows, uuid4(), process.queues, heartbeat=awake)
-        self.claimer.searched_at = math.inf
-        self.claimer._clock = process.schedule.time.monotonic
+        queues = Queues(process.shape.queues)
+        own = Claimer(rows, uuid4(), queues, clock=process.schedule.time.monotonic)
+        own.searched_at = math.inf
+        super().__init__(process.in_flight, own, heartbeat=awake)
 
     def _has_uncertain_claims(self) -> bool:
         """Its table answers."""
@@ -151,8 +151,8 @@ class FeederHere(Feeder):
 
 class SettlerHere(Settler):
     def __init__(self, process: SimulatedProcess) -> None:
-        ready = process.feeder.note_ready
-        super().__init__(process.in_flight, process.table, None, ready=ready, scheduled=lambda: None)
+        table: Any = process.table
+        super().__init__(process.in_flight, table)
         self.history = SimpleNamespace(count=lambda batch: None, due_in=lambda: math.inf)
         self.stopping = Event(process.schedule, "lingers")
 

@@ -32,7 +32,7 @@ class Call:
     #: When the worker received the claim.
     received_at: float = 0.0
     priority = 0
-    progress = written_progress = log = None
+    worker = progress = written_progress = log = None
     meta = "{}"
 
     @property

@@ -28,6 +28,7 @@ from django_pglock.store.liveness import silent_after
 from django_pglock.tasks import registry
 from django_pglock.worker.channel import Channel
 from django_pglock.worker.child.attempt import Attempt
+from django_pglock.worker.child.claimer import Claimer
 from django_pglock.worker.child.executor import Executor
 from django_pglock.worker.child.feeder import Drain, Feeder, ParentsHeartbeat
 from django_pglock.worker.child.in_flight import InFlight
@@ -82,11 +83,12 @@ class Child:
         self.options = options
         self.id = UUID(options["id"])
         using = options["using"]
-        backend = options["backend"]
-        self.queues = Queues(options["queues"], exclude=options["exclude"])
+        queues = Queues(options["queues"], exclude=options["exclude"])
         self.grace = float(options["grace"])
         self.loop = Loop()
-        self.in_flight = InFlight(options["threads"], most=options["max_tasks"])
+        self.in_flight = InFlight(
+            options["threads"], most=options["max_tasks"], queues=queues, tell_parent=channel.send
+        )
         self.heartbeat = ParentsHeartbeat()
         self.watchdog = Watchdog(
             grace_period=max(self.grace, LEAST_GRACE_PERIOD),
@@ -95,26 +97,10 @@ class Child:
             long_overdue=self._end_for_overrun,
         )
         self.executor = Executor(self.in_flight, using, self.watchdog)
-        self.drain_state = None
-        if options["drain"]:
-            self.drain_state = Drain(using, self.queues, self.id, end=self.stop, backend=backend)
-        self.feeder = Feeder(
-            self.in_flight,
-            using,
-            self.id,
-            self.queues,
-            heartbeat=self.heartbeat,
-            backend=backend,
-            drain=self.drain_state,
-            on_task_limit=lambda: self.channel.send(replace=["it has run its maximum number of tasks"]),
-        )
-        self.settler = Settler(
-            self.in_flight,
-            using,
-            self.id,
-            ready=self.feeder.note_ready,
-            scheduled=lambda: self.channel.send(scheduled=True),
-        )
+        claimer = Claimer(using, self.id, queues, backend=options["backend"])
+        self.drain_state = Drain(claimer, end=self.stop) if options["drain"] else None
+        self.feeder = Feeder(self.in_flight, claimer, heartbeat=self.heartbeat, drain=self.drain_state)
+        self.settler = Settler(self.in_flight, using)
         #: The parts with a thread and a database session of their own.
         self.services: list[Service] = [self.feeder, self.settler]
         #: What each part was doing at the last check, and for how many checks in a row.
@@ -163,7 +149,7 @@ class Child:
             case "cut":
                 self.heartbeat.is_connected = self.heartbeat.is_listening = False
             case "wake":
-                self.feeder.note_ready(*value)
+                self.in_flight.notify_feeder(*value)
                 time.sleep(PAUSE_AFTER_WAKEUP)
             case "poll":
                 self.in_flight.notify_feeder()

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from django_pglock.conf import get_settings
 from django_pglock.error_reading import one_line
@@ -29,7 +28,6 @@ from django_pglock.worker.child.claimer import (
     FunctionKind,
 )
 from django_pglock.worker.child.in_flight import LONGEST_WAIT, InFlight
-from django_pglock.worker.queues import Queues
 from django_pglock.worker.service import Service, logger
 
 if TYPE_CHECKING:
@@ -79,14 +77,14 @@ class ParentsHeartbeat:
 
 
 class Feeder(Service):
-    """Fills the inboxes with tasks of the served queues, of one ``backend`` or, if it is None, of all backends.
+    """Fills the inboxes with tasks that the claimer claims.
 
     One poll makes one claim: for all functions while threads and event loop both have free capacity, otherwise for one
     kind of functions. The index of ready tasks has queues and priorities, but not functions. So a claim for one kind
     reads and skips all tasks of the other kind that come first, and a pause follows in proportion to what it took.
 
     ``drain`` is finished when nothing is in flight and no task is left that could be claimed. None: the worker does not
-    drain. ``on_task_limit`` is called when the process has claimed its maximum number of tasks.
+    drain.
     """
 
     name = "feeder"
@@ -95,23 +93,17 @@ class Feeder(Service):
     def __init__(
         self,
         in_flight: InFlight,
-        using: str,
-        worker: UUID,
-        queues: Queues,
+        claimer: Claimer,
         *,
         heartbeat: ParentsHeartbeat,
-        backend: str | None = None,
         drain: Drain | None = None,
-        on_task_limit: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(using)
+        super().__init__(claimer.using)
         self.in_flight = in_flight
-        self.worker = worker
-        self.queues = queues
+        self.claimer = claimer
+        self.worker = claimer.worker
         self.heartbeat = heartbeat
         self.drain = drain
-        self.on_task_limit = on_task_limit
-        self.claimer = Claimer(using, worker, queues, backend=backend)
         #: Whether the feeder has polled for tasks in its present session.
         self.is_claiming = False
         #: When this worker began to ask for notifications, by time.monotonic(); infinity: it does not.
@@ -134,14 +126,6 @@ class Feeder(Service):
         self._exclusive_run = ExclusiveRun(in_flight, may_postpone=drain is None)
 
     # For other threads
-
-    def note_ready(self, queue: str, hops: int = 0) -> None:
-        """Note that tasks of ``queue`` are ready, and poll at once.
-
-        ``hops``: how often workers that could claim nothing have passed the notification on.
-        """
-        if self.queues.serves(queue):
-            self.in_flight.notify_feeder(queue, hops)
 
     def note_flag_unset(self) -> None:
         """Note that the row does not say that this worker sleeps: it may have been deleted, and inserted again.
@@ -273,7 +257,7 @@ class Feeder(Service):
         elif self._found_at - self._busy_since > BUSY:
             self._ask_for_no_more()
         if self.in_flight.claims_left == 0:
-            self.on_task_limit()
+            self.in_flight.tell_parent(replace=["it has run its maximum number of tasks"])
 
     @property
     def _must_search(self) -> bool:
@@ -493,15 +477,12 @@ RESCUE_MARGIN = 5
 class Drain:
     """``--drain``: what a worker waits for before it ends, and what it leaves behind.
 
-    ``queues`` and ``backend`` are those that the worker serves. ``end`` is called when the worker must end. Then
-    ``left_behind`` has, in words, the tasks that the worker should have run and that perhaps no worker will run.
+    ``claimer`` knows what the worker serves. ``end`` is called when the worker must end. Then ``left_behind`` has, in
+    words, the tasks that the worker should have run and that perhaps no worker will run.
     """
 
-    using: str
-    queues: Queues
-    worker: UUID
+    claimer: Claimer
     end: Callable[[], None]
-    backend: str | None = None
     left_behind: list[str] = field(default_factory=list)
     _waits_since: float | None = None
     _queried_at: float = -DEATH_CHECK_INTERVAL
@@ -511,12 +492,12 @@ class Drain:
         """Promote due tasks, and admit to lock keys. Return whether nothing is in flight and no task was due."""
         if in_flight.claims or self._waits_for_rescue():
             return False
-        due_in = next_due_in(self.using)
+        due_in = next_due_in(self.claimer.using)
         if due_in is not None and due_in <= 0:
-            promote(self.using)
+            promote(self.claimer.using)
             return False
         # Another worker may have promoted tasks, and not yet admitted the first task of each key.
-        admit(self.using, blocked_keys(self.using, ""))
+        admit(self.claimer.using, blocked_keys(self.claimer.using, ""))
         return True
 
     def _waits_for_rescue(self) -> bool:
@@ -524,8 +505,8 @@ class Drain:
         now = time.monotonic()
         if now - self._queried_at >= DEATH_CHECK_INTERVAL:
             self._queried_at = now
-            found = possibly_lost(self.using, backend=self.backend)
-            self._possibly_lost = {queue: count for queue, count in found if self.queues.serves(queue)}
+            found = possibly_lost(self.claimer.using, backend=self.claimer.backend)
+            self._possibly_lost = {queue: count for queue, count in found if self.claimer.queues.serves(queue)}
         if not self._possibly_lost:
             self._waits_since = None
             return False
@@ -547,12 +528,12 @@ class Drain:
             f"{_tasks(count)} of queue {queue!r} that {'runs' if count == 1 else 'run'} on a worker that may be dead"
             for queue, count in sorted(self._possibly_lost.items())
         ]
-        paused, known = paused_queues(self.using), registry.known_paths()
+        paused, known = paused_queues(self.claimer.using), registry.known_paths()
         self.left_behind += [
             f"{_tasks(each.waiting)} of queue {each.queue!r} that {'calls' if each.waiting == 1 else 'call'} "
             f"{each.task_path!r}, which this worker does not know"
-            for each in unknown(self.using, worker=self.worker, backend=self.backend)
-            if self.queues.serves(each.queue) and each.queue not in paused and each.task_path not in known
+            for each in unknown(self.claimer.using, worker=self.claimer.worker, backend=self.claimer.backend)
+            if self.claimer.queues.serves(each.queue) and each.queue not in paused and each.task_path not in known
         ]
         for what in self.left_behind:
             logger.error("This worker has no more tasks to run. It leaves %s.", what)

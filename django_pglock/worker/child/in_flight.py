@@ -28,6 +28,7 @@ from django_pglock.store.outcome import Abandoned, GivenBack, Outcome
 from django_pglock.store.requests_to_worker import write_progress
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
+from django_pglock.worker.queues import Queues
 
 if TYPE_CHECKING:
     from django_pglock.tasks.compat import TaskResult
@@ -215,7 +216,18 @@ def _taken_from(inbox: Inbox) -> Iterator[Claim]:
 class InFlight:
     """The claims of this process, and how many more it should claim."""
 
-    def __init__(self, threads: int, *, most: int | None = None) -> None:
+    def __init__(
+        self,
+        threads: int,
+        *,
+        most: int | None = None,
+        queues: Queues | None = None,
+        tell_parent: Callable[..., None] = lambda **_: None,
+    ) -> None:
+        #: The queues that the process serves; None: all.
+        self.queues = queues
+        #: Sends a message to the parent.
+        self.tell_parent = tell_parent
         #: How many more tasks the process may claim, if that is limited. Tasks that a group call adds do not count.
         self.claims_left = most
         #: Set when the feeder should poll again: a thread needs work, new tasks may be ready, or the worker stops.
@@ -282,7 +294,12 @@ class InFlight:
         return self.unsettled <= MOST_UNSETTLED
 
     def notify_feeder(self, queue: str | None = None, hops: int = 0) -> None:
-        """Have the feeder poll, because tasks of this queue (None: of any queue) may have become ready."""
+        """Have the feeder poll at once, because tasks of this queue (None: of any queue) may have become ready.
+
+        ``hops``: how often workers that could claim nothing have passed the notification on.
+        """
+        if queue is not None and self.queues is not None and not self.queues.serves(queue):
+            return
         self.news.append(None if queue is None else (queue, hops))
         self.feeder_wakeup.set()
 

@@ -12,11 +12,9 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable
 from operator import attrgetter
 from queue import Empty
 from typing import Any
-from uuid import UUID
 
 from django.db import DatabaseError, OperationalError
 from django.db import Error as DatabaseFailure
@@ -136,8 +134,6 @@ class Settler(Service):
     """Takes ended claims from the outbox, settles them in batches, and reports the accepted outcomes.
 
     It keeps an outcome until the database has answered, so a lost connection causes a delay, but no outcome is lost.
-    ``ready`` is called with the name of a queue in which tasks have become ready, ``scheduled`` when a task will run
-    again later.
 
     It opens its session when there is something to write, and closes it after some time without outcomes.
     """
@@ -145,20 +141,9 @@ class Settler(Service):
     name = "settler"
     keeps_plans = True
 
-    def __init__(
-        self,
-        in_flight: InFlight,
-        using: str,
-        worker: UUID,
-        *,
-        ready: Callable[[str], None],
-        scheduled: Callable[[], None],
-    ) -> None:
+    def __init__(self, in_flight: InFlight, using: str) -> None:
         super().__init__(using)
         self.in_flight = in_flight
-        self.worker = worker
-        self.ready = ready
-        self.scheduled = scheduled
         self._batch: list[EndedClaim] = []
         self._written: list[EndedClaim] = []
         # Ended claims whose rows another transaction has locked, or whose outcomes are refused, and when to try again.
@@ -343,7 +328,7 @@ class Settler(Service):
             # Other workers and services are notified of tasks that will run again, now or later.
             wake(self.using, reruns)
             self.in_flight.notify_feeder()
-            self.scheduled()
+            self.in_flight.tell_parent(scheduled=True)
         return batch
 
     def _without_locked(self, ended_claims: list[EndedClaim]) -> list[EndedClaim]:
@@ -364,8 +349,8 @@ class Settler(Service):
         if keys != {None} and (queues := set(admit_without_wake(self.using, keys))):
             # This worker has just ended a task of the key. Its feeder is the first to be woken, without a NOTIFY.
             for queue in queues:
-                self.ready(queue)
-            wake_except(self.using, queues, self.worker)
+                self.in_flight.notify_feeder(queue)
+            wake_except(self.using, queues, ended_claims[0].claim.worker)
 
     def _settle(self, ended_claims: list[EndedClaim]) -> dict[int, Any]:
         """Settle successes, or other outcomes, by one statement. Return when each accepted task finished, by id."""
@@ -375,7 +360,7 @@ class Settler(Service):
             return self._settle_halves(ended_claims)
         try:
             outcomes = list(zip(map(CLAIM, ended_claims), map(OUTCOME, ended_claims), strict=True))
-            return settle(self.using, outcomes, self.worker)
+            return settle(self.using, outcomes, ended_claims[0].claim.worker)
         except DatabaseError as error:
             return self._settle_after(error, ended_claims)
 

@@ -31,6 +31,7 @@ from django_pglock.store.wake import (
     write_sleep_flag,
 )
 from django_pglock.tasks.queues import is_served
+from django_pglock.worker.child.claimer import Claimer
 from django_pglock.worker.child.feeder import Feeder, ParentsHeartbeat
 from django_pglock.worker.child.in_flight import InFlight
 from django_pglock.worker.queues import Queues
@@ -292,12 +293,12 @@ def spread(*, claims):
     Returns for each hop the workers that were woken.
     """
     woken = {hops: [] for hops in range(MOST_HOPS + 1)}
-    queues, in_flight = Queues(), InFlight(1, most=None)
+    in_flight = InFlight(1)
     while notes := notifications():
         for worker, hops, queue in notes:
             woken[hops].append(worker)
-            feeder = Feeder(in_flight, "default", worker, queues, heartbeat=ParentsHeartbeat())
-            feeder.note_ready(queue, hops)
+            feeder = Feeder(in_flight, Claimer("default", worker, Queues()), heartbeat=ParentsHeartbeat())
+            in_flight.notify_feeder(queue, hops)
             feeder._hear()
             taken = Task.objects.filter(pk__in=Task.objects.values("pk")[:claims]).delete()[0] if claims else 0
             if taken == claims:
@@ -332,8 +333,8 @@ def test_a_worker_whose_row_was_inserted_again_asks_again_for_notifications():
     """Another parent has deleted the row of a host that slept. The flag is lost with it, and no notification comes."""
     worker = uuid4()
     register(worker)
-    in_flight = InFlight(1, most=None)
-    feeder = Feeder(in_flight, "default", worker, Queues(), heartbeat=ParentsHeartbeat())
+    in_flight = InFlight(1)
+    feeder = Feeder(in_flight, Claimer("default", worker, Queues()), heartbeat=ParentsHeartbeat())
     feeder.note_flag_unset()
     assert not in_flight.feeder_wakeup.is_set(), "it does not sleep"
     feeder._ask()

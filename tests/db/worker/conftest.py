@@ -11,6 +11,7 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Task
+from django_pglock.worker.child.claimer import Claimer
 from django_pglock.worker.child.feeder import Feeder, ParentsHeartbeat
 from django_pglock.worker.child.in_flight import InFlight
 from django_pglock.worker.parent.upkeep import Upkeep
@@ -60,8 +61,8 @@ def refusing(transactional_db: None) -> Iterator[Refusing]:
 
 def make_feeder(**options: Any) -> Feeder:
     """Return the feeder of a child that does not run."""
-    queues, in_flight, worker = Queues(**options), InFlight(4), uuid4()
-    return Feeder(in_flight, "default", worker, queues, heartbeat=ParentsHeartbeat())
+    claimer = Claimer("default", uuid4(), Queues(**options))
+    return Feeder(InFlight(4, queues=claimer.queues), claimer, heartbeat=ParentsHeartbeat())
 
 
 def make_upkeep(*, unbroken_for: float = 0.0, is_quiet: bool = False, older_parents: int = 0) -> Upkeep:

@@ -17,6 +17,7 @@ from django_pglock.store.ready import ready_queues
 from django_pglock.store.release import AWAITED_BETWEEN
 from django_pglock.store.settle import SETTLE_SUCCESSES, SETTLE_UNOBSERVED, settle, settle_unobserved
 from django_pglock.store.statements import _prepared, bound, keep_plans, run
+from django_pglock.worker.child.claimer import Claimer
 from django_pglock.worker.child.feeder import Feeder, ParentsHeartbeat
 from django_pglock.worker.child.in_flight import InFlight
 from django_pglock.worker.queues import Queues
@@ -165,8 +166,8 @@ def test_only_a_session_of_its_own_walks_indexes_in_their_order(in_threads, requ
         request.getfixturevalue(each)
 
     def show(number):
-        worker, in_flight, queues = uuid4(), InFlight(1), Queues()
-        Feeder(in_flight, "default", worker, queues, heartbeat=ParentsHeartbeat()).open()
+        claimer = Claimer("default", uuid4(), Queues())
+        Feeder(InFlight(1), claimer, heartbeat=ParentsHeartbeat()).open()
         return execute_sql("SHOW enable_sort")[0][0]
 
     assert in_threads(show, 1) == [shown]

@@ -66,7 +66,7 @@ def test_prefixes_and_exclusions_hold_for_claims_and_for_notifications(worker, e
 )
 def test_only_notifications_of_a_served_queue_wake_the_worker(queue, wakes):
     silent = make_feeder(names=["mail*"], exclude=["mail-bulk"])
-    silent.note_ready(queue)
+    silent.in_flight.notify_feeder(queue)
     assert silent.in_flight.feeder_wakeup.is_set() is wakes
 
 

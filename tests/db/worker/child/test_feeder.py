@@ -109,7 +109,7 @@ def test_a_notification_of_one_queue_hides_no_task_of_another(case):
         feeder.asked_at -= 1.0
     feeder._claim(SYNC if case == "one kind" else ALL, 2)
     Task.objects.create(queue="a", backend="default", task_path=tasks.nothing.module_path)
-    feeder.note_ready("b")
+    feeder.in_flight.notify_feeder("b")
     if case == "missed":
         feeder.in_flight.notify_feeder()
     feeder._hear()
@@ -150,7 +150,7 @@ def two(worker, eventually, settings):
 def notify(worker):
     """Make a ready task, of which only this worker is notified."""
     row = Task.objects.create(queue="default", backend="default", task_path=tasks.nothing.module_path)
-    worker.feeder.note_ready("default")
+    worker.in_flight.notify_feeder("default")
     return Task.objects.filter(pk=row.pk, status="SUCCESSFUL")
 
 
@@ -177,9 +177,9 @@ def test_a_notification_that_comes_during_a_poll_is_kept(monkeypatch):
     """The poll may not have seen its task. Before, the end of the poll forgot to wake others for it."""
     feeder, woken = make_feeder(), []
     monkeypatch.setattr(module, "wake_others", lambda using, queues, *others, **hops: woken.append(queues))
-    feeder.note_ready("a")
+    feeder.in_flight.notify_feeder("a")
     feeder._hear()
-    feeder.note_ready("b")
+    feeder.in_flight.notify_feeder("b")
     feeder._wake_others_if(False)
     feeder._leave_to_others()
     assert woken == [["b"]]
