@@ -193,7 +193,7 @@ inline release(me) {
     clear(me)
 }
 
-/* worker/child/attempt.py: _ended_with `outcome = other.failure(self.error)`: some may be retried and others not; store/outcome.py: Retried */
+/* worker/child/attempt.py: _outcomes_for `other.failure(self.error) for other in self.others`: some may be retried and others not; store/outcome.py: Retried */
 inline fail(me) {
     does[me] == CALLS && faults < FAULTS;
     faults++;
