@@ -69,6 +69,12 @@ def attempts_made(task: Task) -> int:
     return task.attempts_made
 
 
+@admin.display(description=_("concurrency"))
+def concurrency(task: Task) -> int | None:
+    """Return how many tasks of the key, or runs of the group, there may be at once. The row of a task may negate it."""
+    return task.concurrency and abs(task.concurrency)
+
+
 @admin.display(description=_("wait or run time"))
 def wait_or_run_time(task: Task) -> str:
     """Return how long the task has waited so far, has run so far or, once it is finished, ran."""
@@ -113,7 +119,7 @@ class TaskAdmin(ReadOnlyAdmin):
         (
             _("Keys"),
             (
-                *(page.as_link("lock_key", "key"), "concurrency", page.as_text("group_key"), page.as_text("fair_key")),
+                *(page.as_link("lock_key", "key"), concurrency, page.as_text("group_key"), page.as_text("fair_key")),
                 *(page.as_text("unique_key"), "unique_until"),
             ),
         ),

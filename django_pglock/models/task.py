@@ -47,6 +47,7 @@ class Task(models.Model):
     lock_key = models.CharField(
         _("lock key"), max_length=512, null=True, help_text=_("Limits how many tasks with the same key run at once.")
     )
+    # Negative while the task does not count, because the run of its group counts by another task: store/claim.py.
     concurrency = models.SmallIntegerField(
         _("concurrency"), null=True, help_text=_("How many tasks with the same lock key may run at once.")
     )
@@ -172,7 +173,8 @@ class Task(models.Model):
             models.CheckConstraint(
                 name="pglock_task_bounds",
                 condition=Q(priority__range=(-100, 100))
-                & Q(concurrency__gt=0, fair_key__gt="", uncounted__gte=0, attempts__gte=F("uncounted")),
+                & (Q(concurrency__gt=0) | Q(concurrency__lt=0))
+                & Q(fair_key__gt="", uncounted__gte=0, attempts__gte=F("uncounted")),
             ),
             # Other programs write this column. One date that cannot be read would break each page that shows the task.
             # A name of its own, which the error quotes: for PostgreSQL as fast as a part of another constraint.

@@ -102,6 +102,10 @@ SELECT NULL, key FROM first WHERE NOT is_alone OR status = 'SCHEDULED'
 # tokens: nobody may start more tasks in a time than the rate says. With a larger burst, the bucket makes up for the
 # delay by itself. A start that the worker has not written into the bucket yet is in the row of the running task.
 #
+# A group admits one task at a time, because the run that begins with it takes all others that wait. The next one is
+# admitted when the run has taken them. Runs are counted by the tasks that they have begun with. The others have a
+# negative concurrency (claim.py).
+#
 # If all tasks that an older task waits for (``after=``) have ended, but ``RELEASE`` has not recorded this yet, no task
 # is admitted before that older task. ``RELEASE`` admits to the key afterwards. Only the first hundred older tasks are
 # read.
@@ -121,7 +125,7 @@ SELECT NULL, key FROM first WHERE NOT is_alone OR status = 'SCHEDULED'
 ADMIT = f"""
 WITH head AS MATERIALIZED (
     SELECT first.*, (first.meta -> 'rate' ->> 0)::float8 AS interval, (first.meta -> 'rate' ->> 1)::int AS burst,
-           COALESCE(first.concurrency, keys.otherwise) AS most, keys.otherwise
+           COALESCE(abs(first.concurrency), keys.otherwise) AS most, keys.otherwise
     FROM (SELECT key, CASE WHEN starts_with(key, '{_RATED}') THEN 32767 ELSE 1 END AS otherwise
           FROM unnest(%s::text[]) AS key) AS keys
     CROSS JOIN LATERAL (
@@ -155,8 +159,9 @@ WITH head AS MATERIALIZED (
         SELECT LEAST(arrives_at, clock_timestamp() + make_interval(secs => head.burst * head.interval)) AS arrives_at
         FROM {{rate_limit}} WHERE key = head.key LIMIT 1) AS bucket ON true
     CROSS JOIN LATERAL (
-        SELECT count(*) FILTER (WHERE task.status = 'READY')::int AS ready, count(*)::int AS admitted,
-               min(COALESCE(task.concurrency, head.otherwise)) AS least,
+        SELECT count(*) FILTER (WHERE task.status = 'READY')::int AS ready,
+               count(*) FILTER (WHERE COALESCE(task.concurrency, 1) > 0)::int AS admitted,
+               min(COALESCE(abs(task.concurrency), head.otherwise)) AS least,
                max(LEAST(task.last_attempted_at, clock_timestamp()))
                    FILTER (WHERE task.status = 'RUNNING') AS last_start
         FROM {{task}} AS task
@@ -164,6 +169,7 @@ WITH head AS MATERIALIZED (
           AND task.lock_key IS NOT NULL AND task.finished_at IS NULL) AS busy
 ), allowed AS MATERIALIZED (
     SELECT capacity.*, GREATEST(0, CASE
+               WHEN starts_with(key, '{_GROUPED}') THEN LEAST(free_capacity, 1 - ready)
                WHEN burst IS NULL THEN free_capacity
                ELSE LEAST(free_capacity, burst - ready, floor(
                    burst - EXTRACT(EPOCH FROM arrives_at - clock_timestamp()) / interval + 0.000001)::int)
@@ -172,7 +178,7 @@ WITH head AS MATERIALIZED (
 ), next AS MATERIALIZED (
     SELECT first.id, allowed.key FROM allowed CROSS JOIN LATERAL (
         SELECT waiting.id, row_number() OVER earlier AS place,
-               min(COALESCE(waiting.concurrency, allowed.otherwise)) OVER earlier AS least
+               min(COALESCE(abs(waiting.concurrency), allowed.otherwise)) OVER earlier AS least
         FROM (SELECT task.lock_key, task.status, task.id, task.concurrency FROM {{task}} AS task
               WHERE (task.lock_key, task.status) BETWEEN (allowed.key, 'BLOCKED') AND (allowed.key, 'BLOCKED')
                 AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
@@ -209,7 +215,7 @@ WITH head AS MATERIALIZED (
     WHERE burst IS NOT NULL
     ON CONFLICT (key) DO UPDATE SET arrives_at = EXCLUDED.arrives_at, opens_at = EXCLUDED.opens_at
 )
-UPDATE {{task}} AS task SET status = 'READY'
+UPDATE {{task}} AS task SET status = 'READY', concurrency = abs(task.concurrency)
 WHERE task.id = ANY (ARRAY(SELECT id FROM admitted)) AND task.status || '' = 'BLOCKED'
 RETURNING task.queue
 """

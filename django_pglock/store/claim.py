@@ -186,6 +186,9 @@ def claim_fair(
 # claim them at the same time, unless this worker was frozen and has lost its claim. Then ``first`` has no row, and no
 # task is claimed.
 #
+# If several runs of a group may be in progress at the same time, ``ADMIT`` in admit.py counts them by their first
+# tasks. So the concurrency of the others becomes negative. It stays so if they run again, until one is admitted.
+#
 # With ``lock=`` the tasks must be the next ones in the order of the key. A task is not claimed if an older task at this
 # key belongs to another group or queue, waits for other tasks (``after=``), or has a locked row. Tasks that gather have
 # no place at the key yet. They are claimed if all older tasks at the key are claimed. The comment at ADMIT in admit.py
@@ -222,7 +225,7 @@ WITH first AS MATERIALIZED (
     WHERE CASE WHEN %s THEN is_next ELSE is_free END ORDER BY id LIMIT %s
 )
 UPDATE {task} AS task
-SET status = 'RUNNING', attempts = {next_attempt}, worker = %s,
+SET status = 'RUNNING', attempts = {next_attempt}, worker = %s, concurrency = -abs(task.concurrency),
     started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
 WHERE task.id = ANY (ARRAY(SELECT id FROM others))
 RETURNING {claim_columns}

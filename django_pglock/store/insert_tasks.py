@@ -97,7 +97,14 @@ def due_of(task: TaskFields) -> tuple[datetime | None, timedelta | None]:
 
 def is_alone(task: TaskFields) -> bool:
     """Return whether no other task of its lock key may run at the same time."""
-    return (task.concurrency or 1) == 1
+    return (concurrency_of(task) or 1) == 1
+
+
+def concurrency_of(task: TaskFields) -> int | None:
+    """Return how many tasks of the lock key may run at once, or how many runs of the group; None: one."""
+    if task.group is None or task.group.concurrency == 1:
+        return task.concurrency
+    return task.group.concurrency
 
 
 _INSERT = (
@@ -175,7 +182,7 @@ def _same_columns(connection: Any, task: TaskFields) -> dict[str, str]:
             "task_path": task.module_path,
             "backend": task.backend,
             "max_retries": task.max_attempts - 1,
-            "concurrency": task.concurrency,
+            "concurrency": concurrency_of(task),
             "unique_scope": None if unique is None else unique.scope.value,
             "keep_result": None if kept is None else int(duration("keep_result", kept)),
         }

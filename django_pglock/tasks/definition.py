@@ -86,7 +86,13 @@ class PostgresTask(TaskFields):
             and iscoroutinefunction(self.func),
             "wait_for_disk=False needs atomic=True: only then the effects and the completion of a task are lost "
             "together, and never one without the other.": not (self.wait_for_disk or self.atomic),
-            "group cannot be combined with concurrency or rate.": self.group and (self.rate or self.concurrency),
+            "group cannot be combined with rate.": self.group and self.rate,
+            f"group cannot be combined with concurrency. Write Group(key, concurrency={self.concurrency!r}).": self.group
+            and self.concurrency,
+            "with lock, the runs of a group are one after the other, so Group takes no concurrency.": self.lock
+            is not None
+            and self.group
+            and self.group.concurrency > 1,
             "with lock, rate cannot have its own key, because a task waits for one key only.": self.lock is not None
             and self.rate is not None
             and self.rate.key is not None,

@@ -17,16 +17,12 @@ from django_pglock.conf import require_options, unknown_option
 from django_pglock.errors import ConfigurationError, EventTimeout, StepError, StepFailed, TaskOptionError
 from django_pglock.tasks import options as check
 from django_pglock.tasks.compat import Task
-from django_pglock.tasks.options import Group, Rate, Unique
+from django_pglock.tasks.options import MOST_CONCURRENT, Group, Rate, Unique
 from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, BackoffOption, Check, duration
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-#: PostgreSQL's smallint.
-MOST_CONCURRENT = 32_767
 
 
 class By(Enum):

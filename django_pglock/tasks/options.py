@@ -26,6 +26,8 @@ from django_pglock.tasks.states import UniqueScope
 
 #: The largest number of calls that a grouped function can get at once.
 MOST_IN_GROUP = 10_000
+#: PostgreSQL's smallint.
+MOST_CONCURRENT = 32_767
 #: The names in a row's ``meta`` that belong to this package. The headers are those of all instruments.
 HEADERS = "headers"
 OWN_META = ("options", "rate", "after", "after_ended", "on_failure", "redact", "snoozes", HEADERS)
@@ -74,15 +76,17 @@ class Group:
     """All waiting tasks of one ``key`` run in one call: the function gets the list of their keyword arguments.
 
     ``limit``: the largest number of calls at once. ``gather``: seconds or a timedelta for which the first call waits
-    for others.
+    for others. ``concurrency``: how many runs of one key there may be at the same time, each with other calls.
     """
 
     key: str
     limit: int = 1000
     gather: float | timedelta = 0
+    concurrency: int = 1
 
     def __post_init__(self) -> None:
         keep(self, key=template, limit=number(1, MOST_IN_GROUP), gather=duration)
+        keep(self, concurrency=number(1, MOST_CONCURRENT))
 
     @property
     def seconds(self) -> float:

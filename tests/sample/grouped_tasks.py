@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
 from django.db import connection
 
-from django_pglock import Cancel, Retry, Snooze, TaskContext, task
+from django_pglock import Cancel, Group, Retry, Snooze, TaskContext, task
 from tests.sample.models import Effect
 
 
@@ -126,3 +127,12 @@ def wait_then_fail_first(calls):
     calls.fail(calls[0], Wrong("no"))
     begun.set()
     may_end.wait(60)
+
+
+@task(group=Group("side:{key}", limit=2, concurrency=3), max_attempts=2, backoff=0)
+def side_by_side(calls):
+    """Run until there is a note, and fail if more runs are in progress than may be."""
+    Effect.objects.create(name="begin", number=len(calls), pid=os.getpid())
+    while not Effect.objects.filter(name="go on").exists():
+        time.sleep(0.005)
+    Effect.objects.create(name="end", number=len(calls), pid=os.getpid())

@@ -15,6 +15,7 @@ from django.db import connections
 
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import connection_for, has_manual_transaction
+from django_pglock.store.admit import admit
 from django_pglock.store.claim import claim_group
 from django_pglock.store.outcome import Retried, Succeeded
 from django_pglock.tasks.claim import Claim
@@ -227,10 +228,7 @@ def include_others(first: Attempt, group: Group, in_flight: InFlight) -> None:
         claims = []
         if group.limit > 1:
             claims = claim_group(first.using, first.claim, limit=group.limit - 1, gather=group.seconds)
-        connection = connection_for(first.using)
-        if claims and has_manual_transaction(connection):
-            # With AUTOCOMMIT off, otherwise the function would commit the claims or roll them back.
-            connection.commit()
+        commit_own(first.using)
         in_flight.add(claims)
     except BaseException:
         in_flight.changed_at = time.monotonic()
@@ -245,3 +243,14 @@ def include_others(first: Attempt, group: Group, in_flight: InFlight) -> None:
         else:
             others.append(other)
     first.include(others)
+    if group.concurrency > 1:
+        # Another run may begin beside this one, with the tasks that are left.
+        admit(first.using, [first.claim.lock_key])
+        commit_own(first.using)
+
+
+def commit_own(using: str) -> None:
+    """With AUTOCOMMIT off, commit our own statements. Otherwise the function would commit them or roll them back."""
+    connection = connection_for(using)
+    if has_manual_transaction(connection):
+        connection.commit()

@@ -19,6 +19,7 @@ from django_pglock.worker.child.executor import include_others
 from django_pglock.worker.child.run import run
 from django_pglock.worker.child.runners import Runner, Watchdog
 from tests.db.worker.conftest import make_feeder
+from tests.sample import grouped_tasks as grouped
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect
 
@@ -174,6 +175,18 @@ def test_claiming_a_group_holds_no_lock_between_two_messages(claim):
         assert len(claim_group("default", first, limit=10, gather=0.0)) == 2
         admit("default", [first.lock_key])
     assert held == [[], []]
+
+
+def test_without_autocommit_runs_are_beside_each_other_as_well(worker, eventually, change_settings):
+    change_settings(AUTOCOMMIT=False)
+    worker(threads=4)
+    enqueue_many(grouped.side_by_side, [{"key": 1}] * 8)
+    connection.commit()
+    runs = Task.objects.filter(status="RUNNING", concurrency__gt=0)
+    eventually(lambda: runs.count() == 3, why="three runs did not begin")
+    Effect.objects.create(name="go on")
+    connection.commit()
+    eventually(lambda: done(8))
 
 
 @pytest.fixture
