@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 from django.db import transaction
 
 from django_pglock.conf import get_settings
-from django_pglock.error_reading import describe_exception, message_of
 from django_pglock.errors import ClaimLost, StepError, TaskResultError
 from django_pglock.postgres.connections import connection_for
 from django_pglock.store.admit import admit
@@ -50,6 +49,7 @@ from django_pglock.tasks.steps import (
     TaskCall,
     flaw_of_name,
     result_text,
+    told,
 )
 
 __all__ = ["emit"]
@@ -214,7 +214,7 @@ class RecordedSteps(Steps):
         is_word = isinstance(error, (FlowWord, StepError))
         if is_word or (self.claim.retries < self.claim.max_retries and self.definition.can_retry(error)):
             self.end(error)
-        return {"path": describe_exception(error)[0], "message": message_of(error)}
+        return told(error)
 
     def record(self, name: str, value: Any, failure: dict[str, str] | None, kind: Kind = Kind.STEP) -> None:
         """Write how a step has ended. If that is not possible, the attempt ends."""

@@ -25,7 +25,7 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 from django.utils.timezone import is_aware, make_aware
 
-from django_pglock.error_reading import describe_exception
+from django_pglock.error_reading import describe_exception, message_of
 from django_pglock.errors import EventTimeout, StepError, StepFailed, StepsChanged, TaskOptionError, TaskResultError
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.compat import TaskResult
@@ -171,7 +171,7 @@ class Steps:
     """The steps of one run of a function."""
 
     def __init__(self, records: dict[str, Record] | None = None) -> None:
-        self.records = records or {}
+        self.records = {} if records is None else records
         #: The names that the function has used in this run, and those for which it has asked.
         self._met: set[str] = set()
         self._asked: set[str] = set()
@@ -542,6 +542,11 @@ def flaw_of_name(name: Any, what: str) -> str:
 def result_text(name: str, value: Any) -> str:
     """Return the result of a step as JSON. Raises ``TaskResultError``."""
     return to_json(value, what=f"The result of the step {name!r}", most=LARGEST_RESULT, kind=TaskResultError)
+
+
+def told(error: Exception) -> dict[str, str]:
+    """Return what is recorded of the exception of a step."""
+    return {"path": describe_exception(error)[0], "message": message_of(error)}
 
 
 def idempotency_key(task_id: int, enqueued_at: str, name: str) -> str:

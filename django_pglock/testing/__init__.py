@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from django_pglock.testing.calls import EnqueuedCall, enqueued, make_context, patch_enqueue
 from django_pglock.testing.locks import assert_locked, assert_no_locks, assert_not_locked, hold, locks_disabled
+from django_pglock.testing.steps import StepsRun, run_steps
 from django_pglock.testing.tasks import TaskRun, run_tasks
 
 __all__ = [
     "EnqueuedCall",
+    "StepsRun",
     "TaskRun",
     "assert_locked",
     "assert_no_locks",
@@ -21,5 +23,6 @@ __all__ = [
     "locks_disabled",
     "make_context",
     "patch_enqueue",
+    "run_steps",
     "run_tasks",
 ]

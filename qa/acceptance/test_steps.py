@@ -19,7 +19,7 @@ from tests.sample.models import Effect
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.django_db(transaction=True)]
 
-JOURNEYS, PARTS, FAULTS = 20, 10, 12
+JOURNEYS, PARTS, FAULTS, RACES = 20, 10, 12, 200
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
@@ -49,6 +49,24 @@ def test_each_atomic_step_happens_once_and_only_the_last_other_one_may_repeat(wo
     for each in results:
         each.refresh()
         assert each.return_value == list(range(PARTS)), "the results are in order"
+
+
+def test_of_an_event_and_the_timeout_at_the_same_moment_one_is_recorded_and_stays(worker_process, eventually):
+    """200 tasks, each of which gets its event within some milliseconds of its deadline."""
+    worker_process("--threads", "2", "--processes", "2")
+    for number in range(RACES):
+        step_tasks.race.enqueue(number)
+    eventually(lambda: Step.objects.filter(kind="EVENT").count() == RACES, why="they do not begin to wait")
+    waits = Step.objects.filter(kind="EVENT").order_by("started_at").values_list("event", "started_at")
+    for event, began in list(waits):
+        time.sleep(max(0.0, began.timestamp() + step_tasks.RACE + random.uniform(-0.1, 0.1) - time.time()))
+        emit(event, "event")
+    eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists(), why="a task is left behind")
+    seen = Counter(tuple(each) for each in Task.objects.values_list("result", flat=True))
+    assert set(seen) <= {("event", "event"), ("timeout", "timeout")}
+    ends = Step.objects.filter(kind="EVENT", finished_at__isnull=False)
+    assert ends.filter(result="event", failure__isnull=True).count() == seen["event", "event"]
+    assert ends.filter(result__isnull=True, failure={}).count() == seen["timeout", "timeout"]
 
 
 def test_old_code_gives_the_tasks_of_new_code_time_to_come_to_it(worker_process, eventually):

@@ -99,6 +99,23 @@ def approval(context, seconds):
         return str(error)
 
 
+#: The seconds of the wait of ``race``.
+RACE = 3.0
+
+
+@task(takes_context=True, max_attempts=2, backoff=0)
+def race(context, number):
+    """Return what the first run behind the wait has seen, and what a second run sees."""
+    try:
+        seen = context.wait_for(f"race:{number}", timeout=RACE)
+    except EventTimeout:
+        seen = "timeout"
+    first = context.step("see", str, seen)
+    if not context.task_result.errors:
+        raise ConnectionError("once more")
+    return [first, seen]
+
+
 @task(takes_context=True, max_attempts=3, backoff=60)
 def impatient(context):
     part("before")

@@ -30,7 +30,7 @@ from django_pglock import (
 from django_pglock import (
     TaskContext as OurTaskContext,
 )
-from django_pglock.testing import run_tasks
+from django_pglock.testing import run_steps, run_tasks
 
 
 @task
@@ -216,6 +216,12 @@ def run_enqueued_tasks() -> None:
         assert_type(run.outcome, str)
         assert_type(run.exception, "BaseException | None")
     run_tasks(until="never")  # type: ignore[arg-type]
+
+
+def run_a_function_with_steps() -> None:
+    run = run_steps(rebuild, 3, events={"packed": 1}, fail={"charge": ConnectionError()}, interrupt_after="book")
+    assert_type(run.return_value, int)
+    assert_type(run.steps["charge"], Any)
 
 
 def claim_rows(users: ClaimQuerySet[User]) -> None:
