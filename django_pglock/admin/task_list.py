@@ -394,7 +394,7 @@ def _lines(rows: Any) -> Iterator[str]:
     while chunk := list(islice(tasks, CHUNK)):
         failures = last_failures(rows.db, chunk)
         for task in chunk:
-            yield _line([*(shown(task, name) for name in FIELDS), *failures.get(task.pk, (None, None))])
+            yield _line([*(shown(task, name) for name in FIELDS), *failures.get(task.pk, (None, None))[:2]])
 
 
 def _line(values: Iterable[Any]) -> str:

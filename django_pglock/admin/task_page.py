@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db import router, transaction
-from django.db.models import F
+from django.db.models import Count, F
 from django.db.models.functions import Right
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils import timezone
@@ -18,19 +18,22 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.admin.pages import elapsed, record
+from django_pglock.admin.pages import capped, elapsed, record
 from django_pglock.error_reading import message_in, place_in
 from django_pglock.models import Attempt, Step, Task, Waiter, Worker
+from django_pglock.store.operate import run_again_from
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 from django_pglock.store.schedules import OF_PEOPLE
 from django_pglock.tasks.redaction import shown, shown_as
-from django_pglock.tasks.states import TaskStatus
+from django_pglock.tasks.states import WAITING, TaskStatus
 from django_pglock.tasks.steps import OF_OTHER_CODE
 
 #: At most this number of characters of a value is shown.
 MOST_SHOWN = 10_000
 #: Characters of a traceback that are read, from its end: for the page, and for the message in a list.
 MOST_READ, FEW_READ = 20_000, 2_000
+#: Tasks for which this one waits and whose states are counted: the probes of an index take some milliseconds.
+MOST_PARTS = 10_000
 #: Tasks before and after this one that are shown, and attempts.
 FEW, SHOWN_ATTEMPTS = 10, 50
 #: Characters of the result of a step.
@@ -73,17 +76,18 @@ def sentence(task: Task) -> str:
 def last_failure(task: Task) -> dict[str, Any] | None:
     """Return the last failed or lost attempt; None if there is none. One statement, which reads the end of one row."""
     rows = task.failures.order_by("-number").annotate(end=Right("traceback", MOST_READ))
-    for number, path, trace in rows.values_list("number", "exception_path", "end")[:1]:
+    for number, path, trace, cause in rows.values_list("number", "exception_path", "end", "cause")[:1]:
         exception = path.removeprefix("builtins.")
         about = {"exception": exception, "place": place_in(trace), "message": message_in(trace, exception)}
-        return {"number": number, "trace": trace, **about}
+        return {"number": number, "trace": trace, "cause": cause, **about}
     return None
 
 
-def last_failures(using: str, tasks: Iterable[Task]) -> dict[int, tuple[str, str]]:
+def last_failures(using: str, tasks: Iterable[Task]) -> dict[int, tuple[str, str, int | None]]:
     """Return the exception and the message of the last attempt of those tasks that have failed, by id.
 
-    A task that was cancelled because of a task of its ``after=`` has such a row, too, although it has not begun.
+    A task that was cancelled because of a task of its ``after=`` has such a row, too, although it has not begun. The
+    third value is the id of that other task.
 
     One statement; none if no task has failed. Tasks that have succeeded or are running are left out.
     """
@@ -94,19 +98,42 @@ def last_failures(using: str, tasks: Iterable[Task]) -> dict[int, tuple[str, str
         return {}
     # Lists instead of pairs, so that PostgreSQL walks the index once; a task has few other attempts of these numbers.
     rows = Attempt.objects.using(using).filter(task__in=last, number__in={*last.values()}).order_by()
-    found = rows.values_list("task_id", "number", "exception_path", Right("traceback", FEW_READ))
-    return {id_: (path, message_in(end, path)) for id_, number, path, end in found if last[id_] == number}
+    found = rows.values_list("task_id", "number", "exception_path", "cause", Right("traceback", FEW_READ))
+    return {id_: (path, message_in(end, path), cause) for id_, number, path, cause, end in found if last[id_] == number}
 
 
-def before_and_after(task: Task) -> tuple[list[int], list[int]]:
-    """Return the ids of tasks that this one was to run after, and of tasks that wait for this one, a few of each."""
+def parts_of(task: Task) -> list[int]:
+    """Return the ids of the tasks that this one was to run after."""
     meta = task.meta if isinstance(task.meta, dict) else {}
-    named = [each for name in ("after", "after_ended") if isinstance(ids := meta.get(name), list) for each in ids]
-    before = [int(each) for each in named[:FEW] if str(each).isdigit()]
+    named = (each for name in ("after", "after_ended") if isinstance(ids := meta.get(name), list) for each in ids)
+    return [int(each) for each in named if str(each).isdigit()]
+
+
+def batch_of(parts: Sequence[int]) -> dict[str, Any] | None:
+    """Return how many of several tasks have ended, how many of these did not succeed, and a few of them.
+
+    Reads at most ``MOST_PARTS`` of them. A task that was pruned has ended.
+    """
+    if len(parts) < 2:
+        return None
+    rows = Task.objects.filter(pk__in=parts[:MOST_PARTS])
+    counts = dict(rows.order_by().values_list("status").annotate(count=Count("pk")))
+    unsuccessful = [status for status in (TaskStatus.FAILED, TaskStatus.CANCELLED) if counts.get(status)]
+    failed = rows.filter(status__in=unsuccessful).order_by("pk").values_list("pk", flat=True)[:FEW]
+    return {
+        "counted": capped(len(parts), MOST_PARTS),
+        "ended": min(len(parts), MOST_PARTS) - sum(counts.get(each, 0) for each in (*WAITING, TaskStatus.RUNNING)),
+        "unsuccessful": sum(counts[each] for each in unsuccessful),
+        "some": list(failed) if unsuccessful else [],
+    }
+
+
+def waiting_for(task: Task) -> list[int]:
+    """Return the ids of a few tasks that wait for this one."""
     if task.finished_at:
-        return before, []
+        return []
     waiting = Waiter.objects.filter(awaited=task.pk, task__isnull=False).order_by("awaited", F("task") + 0)
-    return before, [int(each) for each in waiting.values_list("task_id", flat=True)[:FEW]]
+    return [int(each) for each in waiting.values_list("task_id", flat=True)[:FEW]]
 
 
 def schedule_of(task: Task) -> str:
@@ -245,6 +272,23 @@ def traceback_page(model_admin: Any, request: HttpRequest, task_id: int, number:
 def _answer(model_admin: Any, request: HttpRequest, task: Task, name: str, context: dict[str, Any]) -> HttpResponse:
     answer: HttpResponse = model_admin.answer(request, f"task/{name}", {"task": task, "subtitle": str(task), **context})
     return answer
+
+
+def again_from_view(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResponse:
+    """Let a task run again from one of its steps (POST): needs the permission to retry tasks."""
+    if not model_admin.has_retry_permission(request):
+        raise PermissionDenied
+    task, using = model_admin.seen(request, str(task_id)), router.db_for_write(Task)
+    with transaction.atomic(using=using):
+        names = run_again_from(using, task.pk, step := request.POST.get("step", ""))
+        if names:
+            record(request, Task, f"again from step {step}: {len(names)} steps", object_id=str(task.pk))
+    if names:
+        messages.success(request, gettext("The task will run again from this step: %(step)s.") % {"step": step})
+    else:
+        text = gettext("Nothing was changed: the task runs, or has succeeded, or another task has its unique key.")
+        messages.warning(request, text)
+    return HttpResponseRedirect(model_admin.address("change", task.pk))
 
 
 def stack_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResponse:

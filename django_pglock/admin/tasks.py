@@ -53,7 +53,9 @@ def last_failure(task: Any) -> str:
     """Return the exception of the last failed attempt, as a link to all failures with it, and its message."""
     if task.last_failure is None:
         return "-"
-    path, message = task.last_failure
+    path, message, cause = task.last_failure
+    if cause is not None:
+        return format_html(gettext("Because of {link}"), link=format_html('<a href="{}/change/">#{}</a>', cause, cause))
     return format_html(
         '<span class="pglock-failure" title="{}"><a href="?{}">{}</a>{}</span>',
         message,
@@ -173,7 +175,7 @@ class TaskAdmin(ReadOnlyAdmin):
     def context_of(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Return the links that the user may follow, and the reason why the task waits."""
         has_stack = row.status == TaskStatus.RUNNING and self.has_stack_permission(request)
-        before, after = page.before_and_after(row)
+        parts = page.parts_of(row)
         return {
             "pglock_again": self.address("again", row.pk) if self.has_again_permission(request) else "",
             "pglock_stack": self.address("stack", row.pk) if has_stack else "",
@@ -183,13 +185,19 @@ class TaskAdmin(ReadOnlyAdmin):
             "pglock_failure": page.last_failure(row) if row.attempts or row.finished_at else None,
             "attempts": page.latest_attempts(row),
             "pglock_steps": page.latest_steps(row),
-            "pglock_before": before,
-            "pglock_after": after,
+            "pglock_again_from": self.address("again_from", row.pk) if self._may_run_again(request, row) else "",
+            "pglock_before": parts[: page.FEW],
+            "pglock_batch": page.batch_of(parts),
+            "pglock_after": page.waiting_for(row),
             # A waiting task is not an error. But it is an error if no worker knows its function.
             "pglock_note" if row.status in ("BLOCKED", "SCHEDULED") else "pglock_warning": why_it_waits(
                 row, Task.objects.db
             ),
         }
+
+    def _may_run_again(self, request: HttpRequest, row: Any) -> bool:
+        unchanging = (TaskStatus.RUNNING, TaskStatus.SUCCESSFUL)
+        return row.status not in unchanging and row.waits_for == 0 and self.has_retry_permission(request)
 
     # Verbs and pages below
 
@@ -200,6 +208,7 @@ class TaskAdmin(ReadOnlyAdmin):
             self.own_path("export/", "export", partial(export_view, self), "POST"),
             self.own_path("enqueue/", "enqueue", partial(enqueue_page, self), *both),
             self.own_path("<int:task_id>/again/", "again", partial(enqueue_page, self), *both),
+            self.own_path("<int:task_id>/steps/again/", "again_from", partial(page.again_from_view, self), "POST"),
             self.own_path("<int:task_id>/stack/", "stack", partial(page.stack_page, self), *both),
             self.own_path("<int:task_id>/attempts/<int:number>/", "attempt", partial(page.traceback_page, self)),
             *super().get_urls(),

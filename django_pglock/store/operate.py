@@ -41,7 +41,7 @@ from django_pglock.store.ready import DUE_STATUS
 from django_pglock.store.release import release_on_commit, wait_again
 from django_pglock.store.requests_to_worker import NOTIFY_REQUEST
 from django_pglock.store.statements import EXPIRES_AT, LIMIT_WAITS, WINDOW, in_status, is_among, rows_of, run, windows
-from django_pglock.store.steps import forget_failed
+from django_pglock.store.steps import forget_failed, forget_from
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.store.wake import notify_after_commit, wake
 from django_pglock.tasks.backends import our_backends
@@ -509,6 +509,26 @@ DELETE = Verb(
     ),
 )
 VERBS = {verb.name: verb for verb in (RESET, RETRY, DISCARD, RUN_NOW, CANCEL, MOVE, DELETE)}
+
+
+def run_again_from(using: str, task_id: int, step: str) -> list[str]:
+    """Delete the record of a step of a task and those of all later ones, and let the task run now.
+
+    Returns the names of these steps. Nothing is changed, and the list is empty, while the task runs or waits for its
+    children, if it has succeeded, if another task has its unique key, and if there is no such step.
+    """
+    tasks = rows_of("Task", using).filter(pk=task_id)
+    with transaction_block(using):
+        # Locked first, so that no worker claims the task between the two changes.
+        statuses = tasks.filter(waits_for=0).select_for_update(no_key=True).values_list("status", flat=True)
+        verb = {"FAILED": RETRY, "CANCELLED": RETRY, "SCHEDULED": RUN_NOW}.get(status := next(iter(statuses), ""))
+        if verb is None and status not in (TaskStatus.READY, TaskStatus.BLOCKED):
+            return []
+        names = forget_from(using, task_id, step)
+        if names and verb is not None and not verb.apply(tasks):
+            transaction.set_rollback(True, using=using)
+            return []
+        return names
 
 
 # Many tasks, by a task: more than a request can change in its time, or a group of failures at a rate.

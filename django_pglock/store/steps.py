@@ -170,6 +170,13 @@ DELETE FROM {step} AS step WHERE step.task_id = ANY (%s::bigint[])
        OR step.kind = 'CHANGED')
 """
 
+# A person lets a task run again from a step: its record and all later ones are deleted.
+FORGET_FROM = """
+DELETE FROM {step} WHERE task_id = %s
+  AND number >= (SELECT first.number FROM {step} AS first WHERE first.task_id = %s AND first.name = %s)
+RETURNING name
+"""
+
 
 class RecordedSteps(Steps):
     """The steps of one attempt, in the table."""
@@ -394,6 +401,11 @@ def prune_events(using: str, *, limit: int = WAITS_AT_ONCE) -> None:
 def forget_failed(using: str, ids: Iterable[int]) -> None:
     """Delete the failed steps that have ended these tasks, the later ones, and since when they were postponed."""
     run(using, FORGET_FAILED, list(ids))
+
+
+def forget_from(using: str, task_id: int, name: str) -> list[str]:
+    """Delete the record of a step and those of all later ones. Return their names."""
+    return [name for (name,) in run(using, FORGET_FROM, task_id, task_id, name)]
 
 
 def emit(event: str, payload: Any = None, *, using: str | None = None) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
+from django.utils.timezone import is_aware, localtime
 from django.utils.translation import gettext, override
 from django.utils.translation import gettext_lazy as _
 
@@ -17,6 +18,7 @@ from django_pglock.store.statements import run
 from django_pglock.tasks.call_keys import GROUPED, RATED
 from django_pglock.tasks.queues import is_served
 from django_pglock.tasks.redaction import shown
+from django_pglock.tasks.retry import MAX_DELAY
 from django_pglock.tasks.states import TaskStatus
 from django_pglock.tasks.steps import Kind
 
@@ -99,11 +101,16 @@ def _obstacle(queue: str, is_paused: bool, workers: int, served: str | None) -> 
 def _in_a_step(task: Any, using: str) -> str:
     """Return for what a function waits in one of its steps; an empty string if it does not."""
     for kind, event in run(using, OPEN_STEP, task.pk, task.pk):
-        if kind == Kind.EVENT:
-            return gettext("This task waits for the event %(event)s.") % {"event": event}
+        until = f"{localtime(task.run_after) if is_aware(task.run_after) else task.run_after:%Y-%m-%d %H:%M:%S}"
         if kind == Kind.CHANGED:
-            return gettext("This task waits for a worker with the code of its steps.")
-        return gettext("This task sleeps.")
+            text = gettext("This task waits for a worker with the code of its steps.")
+        elif kind != Kind.EVENT:
+            text = gettext("This task sleeps until %(until)s.")
+        elif task.run_after - task.last_attempted_at < timedelta(seconds=MAX_DELAY / 2):
+            text = gettext("This task waits for the event %(event)s until %(until)s.")
+        else:
+            text = gettext("This task waits for the event %(event)s, without a timeout.")
+        return text % {"event": event, "until": until}
     return ""
 
 

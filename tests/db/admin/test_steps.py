@@ -6,8 +6,9 @@ import pytest
 from django.urls import reverse
 
 from django_pglock import emit
-from django_pglock.models import Task
+from django_pglock.models import Step, Task
 from django_pglock.testing import run_tasks
+from tests.db.admin.visits import logged, make, page_of, person, said, url
 from tests.sample import step_tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -19,12 +20,12 @@ def test_the_page_of_a_task_shows_its_steps_and_for_what_it_waits(client):
     address = reverse("admin:django_pglock_task_change", args=[result.id])
     run_tasks(until="due")
     page = client.get(address).content.decode()
-    assert "This task sleeps." in page
+    assert "This task sleeps until 20" in page
     assert "<td>charge</td><td>step</td>" in page
     assert "<td>{&quot;name&quot;: &quot;charge&quot;}</td>" in page
     Task.objects.all().run_now()
     run_tasks(until="due")
-    assert "This task waits for the event packed:7." in client.get(address).content.decode()
+    assert "This task waits for the event packed:7 until 20" in client.get(address).content.decode()
     emit("packed:7", "a parcel")
     run_tasks(until="due")
     assert "<td>&quot;a parcel&quot;</td>" in client.get(address).content.decode()
@@ -39,3 +40,31 @@ def test_a_failed_step_shows_its_failure_and_hidden_results_are_hidden(client):
     assert "<td>ConnectionError: hotel fails</td>" in page
     assert "[redacted]" in page
     assert "&quot;flight&quot;" not in page
+
+
+def test_a_task_runs_again_from_a_step(client):
+    """The steps before it stay recorded."""
+    person(client, "view_task", "retry_task")
+    result = step_tasks.order.enqueue(7)
+    run_tasks(until="due")
+    address = url("task", "change", result.id)
+    assert "Run again from here" in client.get(address).content.decode()
+    assert Task.objects.get(pk=result.id).status == "SCHEDULED"
+    again = url("task", "again_from", result.id)
+    assert said(client.post(again, {"step": "book"}, follow=True)) == ["The task will run again from this step: book."]
+    assert logged() == ["again from step book: 2 steps"]
+    assert list(Step.objects.filter(task=result.id).values_list("name", flat=True)) == ["charge"]
+    assert Task.objects.get(pk=result.id).status == "READY"
+    assert said(client.post(again, {"step": "other"}, follow=True))[0].startswith("Nothing was changed")
+    person(client, "view_task")
+    assert client.post(again, {"step": "charge"}).status_code == 403
+    assert "Run again from here" not in client.get(address).content.decode()
+
+
+def test_the_page_of_a_task_shows_the_tasks_before_it_as_one(client):
+    parts = [make(status) for status in ("SUCCESSFUL", "FAILED", "RUNNING", "READY", "CANCELLED")]
+    final = make("BLOCKED", waits_for=2, meta={"after_ended": [*(each.pk for each in parts), 10**9]})
+    page = page_of(client, final)
+    assert "Of 6 tasks before it, 4 have ended; 2 of them did not succeed." in page
+    assert page.count(f">#{parts[1].pk}</a>") == 2
+    assert "tasks before it" not in page_of(client, make("BLOCKED", meta={"after": [parts[0].pk]}))

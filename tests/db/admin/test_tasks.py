@@ -214,12 +214,12 @@ def test_a_task_that_was_cancelled_because_of_another_says_so_on_its_page_and_in
     final = Task.objects.get(pk=tasks.echo.using(after=[first]).enqueue(2).id)
     Task.objects.filter(pk=first.id).cancel()
     release("default", [int(first.id)])
-    reason = f"This task was to run after task {first.id}, which did not succeed or was deleted."
     page = page_of(client, final)
     assert "Was cancelled" in page
-    assert f"DependencyFailed: {reason}</p>" in page
+    link = f'<a href="{url("task", "change", first.id)}">#{first.id}</a>'
+    assert f"Cancelled because of task {link}, which did not succeed." in page
     assert "Attempt 0" not in page
-    assert reason in client.get(LIST).content.decode()
+    assert f'Because of <a href="{first.id}/change/">#{first.id}</a>' in client.get(LIST).content.decode()
 
 
 # The page with the stack of a running task: its permission, and its text.
