@@ -1,3 +1,4 @@
-"""The pages of the Django admin: overview, tasks, failures, workers, locks, leases, queues and schedules."""
+"""The pages of the Django admin: overview, tasks, failures, workers, locks, leases, queues, schedules and
+events."""
 
-from django_pglock.admin import failures, locks, overview, queues, schedules, tasks, workers  # noqa: F401
+from django_pglock.admin import events, failures, locks, overview, queues, schedules, tasks, workers  # noqa: F401

@@ -26,7 +26,7 @@ from django_pglock.admin.failures import FailureGroup
 from django_pglock.admin.pages import AtLeast, PageOnly, ReadOnlyAdmin, capped, elapsed
 from django_pglock.admin.schedules import OVERDUE
 from django_pglock.conf import get_settings
-from django_pglock.models import AdvisoryLock, Lease, Queue, Schedule, Task, Worker
+from django_pglock.models import AdvisoryLock, Event, Lease, Queue, Schedule, Task, Worker
 from django_pglock.store.admit import blocked_keys
 from django_pglock.store.count import QueueCounts
 from django_pglock.store.failures import failures
@@ -51,7 +51,7 @@ MAX_AGE = BETWEEN_DEPTHS + 5
 #: Tasks of each queue that are compared with the functions that workers know.
 FIRST = 5
 #: A user who may view one of these models may view the overview. Each section shows only data that the user may view.
-VIEWED = (Task, Worker, Queue, Schedule, AdvisoryLock, Lease)
+VIEWED = (Task, Worker, Queue, Schedule, AdvisoryLock, Lease, Event)
 
 
 class Facts:

@@ -186,7 +186,7 @@ def runs_of(schedule: Schedule) -> list[dict[str, Any]]:
             "task": task,
             "tick": tick_of(task),
             "took": wait_or_run_time(task),
-            "error": ": ".join(filter(None, errors.get(task.pk, ()))).removeprefix("builtins."),
+            "error": ": ".join(filter(None, errors.get(task.pk, ())[:2])).removeprefix("builtins."),
         }
         for task in tasks
     ]

@@ -39,7 +39,8 @@ from django_pglock.models import Task, Worker
 from django_pglock.store.attempts import last_ended_by
 from django_pglock.store.count import MOST_SEARCHED
 from django_pglock.store.id_range import id_in, ids_between, search_end
-from django_pglock.store.statements import in_status
+from django_pglock.store.statements import MOST_COUNTED, in_status
+from django_pglock.store.steps import waiting_for_event
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import positional_names
 from django_pglock.tasks.compat import task_backends
@@ -72,6 +73,7 @@ class Index:
 #: The indexes, those that leave the fewest tasks first. Groups of failures have links only.
 INDEXES = (
     Index("pglock_task_fingerprint", frozenset([TaskStatus.FAILED.value]), parameter="fingerprint__exact"),
+    Index("pglock_step_event", frozenset([TaskStatus.SCHEDULED.value]), parameter="event"),
     Index("pglock_task_lock", _STATUSES - FINISHED | {""}, BY_STATUS, parameter="key"),
     Index("pglock_task_attention", _STATUSES - {TaskStatus.SUCCESSFUL}, BY_STATUS),
     # Most tasks have succeeded, so a search finds them soon along the primary key.
@@ -241,12 +243,25 @@ def _by_metadata(reading: Reading, rows: Any, value: str) -> Any:
     return rows.filter(_has("meta__contains", [{name: each} for each in values]))
 
 
+def _by_event(reading: Reading, rows: Any, value: str) -> Any:
+    """Keep the tasks that wait for the event."""
+    return waiting_for_event(rows, value, below=reading.below, limit=MOST_COUNTED + 1)
+
+
 _typed = partial(filter_of, TypedFilter)
 _STUCK, _FAILED, _MOMENT = ("stuck", _("Stuck: worker is dead")), TaskStatus.FAILED.value, "datetime-local"
 #: The filters of the list, in the order of the page. The page begins with that of the status. Suggested are the queues
 #: and functions that this process knows; the page of queues lists all.
 FILTERS: tuple[Any, ...] = (
     one_choice("attention", _("attention"), choice=_STUCK, method="stuck", status=TaskStatus.RUNNING.value),
+    one_choice(
+        "suspended",
+        _("steps"),
+        choice=("yes", _("Sleeps, or waits for an event")),
+        method="suspended",
+        status=TaskStatus.SCHEDULED.value,
+    ),
+    _typed("event", _("event"), placeholder="packed:7", status=TaskStatus.SCHEDULED.value, matching=_by_event),
     _typed("queue", _("queue"), suggestions=queues_of_the_code),
     _typed("task_path", _("task function"), suggestions=registry.known_paths),
     _typed("exception", _("exception"), placeholder="builtins.ValueError", status=_FAILED, matching=_by_exception),

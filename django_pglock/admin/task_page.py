@@ -24,7 +24,7 @@ from django_pglock.models import Attempt, Step, Task, Waiter, Worker
 from django_pglock.store.operate import run_again_from
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 from django_pglock.store.schedules import OF_PEOPLE
-from django_pglock.tasks.redaction import shown, shown_as
+from django_pglock.tasks.redaction import shown, shown_step
 from django_pglock.tasks.states import WAITING, TaskStatus
 from django_pglock.tasks.steps import OF_OTHER_CODE
 
@@ -149,11 +149,11 @@ def tick_of(task: Task) -> str:
 # Fields
 
 
-def _field(name: str, show: Callable[[Task], Any], description: Any = None) -> Any:
+def _field(name: str, show: Callable[[Any], Any], description: Any = None, model: Any = Task) -> Any:
     """Return a column as a field of the page."""
 
     show.__name__ = name
-    column: Any = Task._meta.get_field(name)
+    column: Any = model._meta.get_field(name)
     return admin.display(description=description or column.verbose_name)(show)
 
 
@@ -186,16 +186,16 @@ def as_link(name: str, parameter: str = "") -> Any:
     return _field(name, show)
 
 
-def as_moment(name: str) -> Any:
+def as_moment(name: str, model: Any = Task) -> Any:
     """Return the field of a date, which shows it with seconds and with the time since or until then."""
 
-    def show(task: Task) -> str:
-        at, now = getattr(task, name), timezone.now()
+    def show(row: Any) -> str:
+        at, now = getattr(row, name), timezone.now()
         text = timezone.localtime(at) if timezone.is_aware(at) else at
         span = gettext("%(span)s ago") if at <= now else gettext("in %(span)s")
         return f"{text:%Y-%m-%d %H:%M:%S} ({span % {'span': elapsed(*sorted((at, now)))}})"
 
-    return _field(name, show)
+    return _field(name, show, model=model)
 
 
 @admin.display(description=_("log of the last attempt"))
@@ -241,13 +241,14 @@ def latest_steps(task: Task) -> list[dict[str, Any]]:
         {
             "step": each,
             "took": (each.finished_at - each.started_at).total_seconds() if each.finished_at else None,
-            "said": each.failure.get("message") if each.failure else _line(shown_as(task, each.name, each.result)),
+            "said": each.failure.get("message") if each.failure else in_one_line(shown_step(task, each)),
         }
         for each in reversed(last)
     ]
 
 
-def _line(value: Any) -> str:
+def in_one_line(value: Any) -> str:
+    """Return a JSON value as the beginning of its text."""
     text = "" if value is None else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= LONGEST_RESULT else f"{text[:LONGEST_RESULT]}…"
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from django.core.management.base import CommandError
 from django.db import DatabaseError, InterfaceError, OperationalError
 from django.utils.translation import gettext as _
 
-from django_pglock.errors import ConfigurationError
+from django_pglock.errors import ConfigurationError, StepError
 
 
 class WrongArguments(CommandError):
@@ -36,12 +38,23 @@ def number(kind: type[float], lowest: float, highest: float) -> Callable[[str], 
     return parse
 
 
+def json_value(text: str) -> Any:
+    """Read a JSON value, as a ``type`` for argparse."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        known = {"text": text, "error": error}
+        raise argparse.ArgumentTypeError(
+            _("%(text)r is not JSON: %(error)s. A text needs two kinds of quotes: '\"a text\"'.") % known
+        ) from error
+
+
 @contextmanager
 def wrong_arguments() -> Iterator[None]:
-    """Raise ``WrongArguments`` with the message of a ``ConfigurationError`` or a ``ValueError``."""
+    """Raise ``WrongArguments`` with the message of an error of the call."""
     try:
         yield
-    except (ConfigurationError, ValueError) as error:
+    except (ConfigurationError, StepError, ValueError) as error:
         raise WrongArguments(str(error)) from error
 
 

@@ -15,13 +15,14 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.management.terminal import Columns, duration_text, past, printable
-from django_pglock.models import Schedule, Task
+from django_pglock.models import Schedule, Step, Task
 from django_pglock.store.attempts import failures_of
 from django_pglock.store.count import COUNTED, queue_counts
 from django_pglock.store.numbers import OUTCOMES, Total
 from django_pglock.store.schedules import with_last_status
 from django_pglock.store.why_it_waits import why_it_waits
-from django_pglock.tasks.redaction import shown
+from django_pglock.tasks.redaction import shown, shown_step
+from django_pglock.tasks.steps import OF_OTHER_CODE
 
 Row = dict[str, Any]
 
@@ -31,9 +32,12 @@ LISTED = (
     *("rescues", "worker", "lock_key"),
     *("enqueued_at", "run_after", "started_at", "last_attempted_at", "finished_at", "expires_at"),
 )
+STEP = ("number", "name", "kind", "event", "attempt", "started_at", "finished_at", "failure")
 ATTEMPT = ("number", "outcome", "worker", "started_at", "finished_at", "exception_path", "traceback", "log")
 #: Fields that have several lines.
 TEXTS = ("traceback", "log")
+#: Characters of the result of a step in a table.
+MOST_SAID = 80
 #: The shares of attempts whose times are shown.
 SHARES = {"p50": 0.5, "p95": 0.95}
 
@@ -62,13 +66,15 @@ def fields_of_task(task: Task, names: Iterable[str] = LISTED) -> Row:
 
 
 def about_task(task: Task, using: str) -> Row:
-    """Return all fields of a task, and those of its failed and lost attempts."""
+    """Return all fields of a task, and those of its steps and of its failed and lost attempts."""
     # The stack is printed by a subcommand of its own, and the log has many lines.
     names = [field.attname for field in task._meta.concrete_fields if field.attname not in ("stack", "log")]
     # Beside the status, which is among the first fields.
     first = {"id": task.pk, "status": task.status, "why_it_waits": why_it_waits(task, using) or None}
     attempts = [fields_of(row, ATTEMPT) for row in failures_of(task)]
-    return {**first, **fields_of_task(task, names), "log": task.log, "failures": attempts}
+    rows = Step.objects.using(using).filter(task=task.pk).exclude(name=OF_OTHER_CODE).order_by("number")
+    steps = [{**fields_of(row, STEP), "result": shown_step(task, row)} for row in rows]
+    return {**first, **fields_of_task(task, names), "log": task.log, "steps": steps, "failures": attempts}
 
 
 def lines_of_fields(fields: Row) -> Iterator[str]:
@@ -80,6 +86,24 @@ def lines_of_fields(fields: Row) -> Iterator[str]:
         elif name not in TEXTS and value is not None:
             text = value if isinstance(value, str) else json.dumps(value, cls=DjangoJSONEncoder, ensure_ascii=False)
             yield f"{name + ':':20} {printable(text)}"
+
+
+def _said(row: Row) -> str:
+    if row["failure"]:
+        return str(row["failure"].get("message", ""))
+    text = "" if row["result"] is None else json.dumps(row["result"], ensure_ascii=False)
+    return text if len(text) <= MOST_SAID else f"{text[:MOST_SAID]}…"
+
+
+STEPS: Columns = (
+    (_("NUMBER"), itemgetter("number")),
+    (_("STEP"), itemgetter("name")),
+    (_("KIND"), itemgetter("kind")),
+    (_("ATTEMPT"), itemgetter("attempt")),
+    (_("SINCE"), lambda row: past(row["started_at"])),
+    (_("TOOK"), lambda row: _time_from(row["started_at"], row["finished_at"]) if row["finished_at"] else ""),
+    (_("RESULT OR FAILURE"), _said),
+)
 
 
 # Queues

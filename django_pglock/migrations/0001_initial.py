@@ -349,7 +349,7 @@ class Migration(migrations.Migration):
                 ("name", models.CharField(max_length=200)),
                 ("number", models.IntegerField()),
                 ("kind", models.CharField(max_length=16)),
-                ("event", models.CharField(max_length=200, null=True)),
+                ("event", models.CharField(db_collation="C", max_length=200, null=True)),
                 ("result", models.JSONField(null=True)),
                 ("failure", models.JSONField(null=True)),
                 ("attempt", models.IntegerField()),
@@ -360,7 +360,7 @@ class Migration(migrations.Migration):
                 "default_permissions": (),
                 **POSTGRESQL,
                 "indexes": [
-                    models.Index(condition=Q(("event__isnull", False), ("finished_at__isnull", True)), fields=["event"], name="pglock_step_event"),
+                    models.Index(condition=Q(("event__isnull", False), ("finished_at__isnull", True)), fields=["event", "task"], name="pglock_step_event"),
                 ],
             },
             managers=MANAGERS,
@@ -368,12 +368,17 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Event",
             fields=[
-                ("name", models.CharField(max_length=200, primary_key=True, serialize=False)),
-                ("payload", models.JSONField(null=True)),
-                ("emitted_at", models.DateTimeField()),
-                ("expires_at", models.DateTimeField(db_index=True)),
+                ("name", models.CharField(db_collation="C", max_length=200, primary_key=True, serialize=False, verbose_name="name")),
+                ("payload", models.JSONField(null=True, verbose_name="payload")),
+                ("emitted_at", models.DateTimeField(verbose_name="emitted at")),
+                ("expires_at", models.DateTimeField(db_index=True, verbose_name="kept until")),
             ],
-            options={"default_permissions": (), **POSTGRESQL},
+            options={
+                "verbose_name": "event",
+                "verbose_name_plural": "events",
+                "default_permissions": ("add", "view", "delete"),
+                **POSTGRESQL,
+            },
             managers=MANAGERS,
         ),
         migrations.CreateModel(

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from django.db import models
 from django.utils.asyncio import async_unsafe
 
-from django_pglock.store import attempts, count, liveness, numbers, operate, schedules
+from django_pglock.store import attempts, count, liveness, numbers, operate, schedules, steps
 from django_pglock.store import failures as failed_tasks
 from django_pglock.store import prune as pruning
 from django_pglock.store import ready as ready_tasks
@@ -62,6 +62,7 @@ class TaskQuerySet(LockingQuerySet[Any]):
     ready = ready_tasks.ready
     due = ready_tasks.due
     stuck = operate.stuck
+    suspended = steps.suspended
     prune = _method(pruning.prune)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import models
+from django.utils.translation import gettext_lazy as _
 
 from django_pglock.models.base import OnPostgreSQL, Row, manager_for_dumpdata
 from django_pglock.models.task import Task
@@ -19,7 +20,7 @@ class Step(Row):
     name = models.CharField(max_length=200)
     number = models.IntegerField()
     kind = models.CharField(max_length=16)
-    event = models.CharField(max_length=200, null=True)
+    event = models.CharField(max_length=200, null=True, db_collation="C")
     result = models.JSONField(null=True)
     #: The path and the message of the exception.
     failure = models.JSONField(null=True)
@@ -34,9 +35,9 @@ class Step(Row):
     class Meta(OnPostgreSQL):
         default_permissions = ()
         indexes = [
-            # The tasks that wait for an event.
+            # The tasks that wait for an event, for their list in order.
             models.Index(
-                fields=["event"],
+                fields=["event", "task"],
                 name="pglock_step_event",
                 condition=models.Q(finished_at__isnull=True, event__isnull=False),
             )
@@ -49,16 +50,19 @@ class Step(Row):
 class Event(Row):
     """Something that has happened, for which tasks may wait. Written by ``emit()``."""
 
-    name = models.CharField(max_length=200, primary_key=True)
-    payload: Any = models.JSONField(null=True)
-    emitted_at = models.DateTimeField()
-    expires_at = models.DateTimeField(db_index=True)
+    # In this collation the index of the primary key also finds names by their beginning, in their order.
+    name = models.CharField(_("name"), max_length=200, primary_key=True, db_collation="C")
+    payload: Any = models.JSONField(_("payload"), null=True)
+    emitted_at = models.DateTimeField(_("emitted at"))
+    expires_at = models.DateTimeField(_("kept until"), db_index=True)
 
     for_dumpdata = manager_for_dumpdata()
     objects = models.Manager()
 
     class Meta(OnPostgreSQL):
-        default_permissions = ()
+        verbose_name = _("event")
+        verbose_name_plural = _("events")
+        default_permissions = ("add", "view", "delete")
 
     def __str__(self) -> str:
         return self.name

@@ -19,6 +19,8 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from django.db import transaction
+from django.db.models import OuterRef, Subquery
+from django.db.models.lookups import IsNull
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import ClaimLost, StepError, TaskResultError
@@ -26,7 +28,7 @@ from django_pglock.postgres.connections import connection_for
 from django_pglock.store.admit import admit
 from django_pglock.store.attempts import results_at_end
 from django_pglock.store.children import end_gather
-from django_pglock.store.statements import IN_INDEX_ORDER, array_of_texts, run
+from django_pglock.store.statements import IN_INDEX_ORDER, array_of_texts, in_status, is_among, rows_of, run
 from django_pglock.store.wake import after_commit, wake
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.backends import database_of_tasks
@@ -401,6 +403,25 @@ def prune_events(using: str, *, limit: int = WAITS_AT_ONCE) -> None:
 def forget_failed(using: str, ids: Iterable[int]) -> None:
     """Delete the failed steps that have ended these tasks, the later ones, and since when they were postponed."""
     run(using, FORGET_FAILED, list(ids))
+
+
+def suspended(tasks: Any) -> Any:
+    """Return the tasks that sleep, or wait for an event, between two of their steps."""
+    # A subquery instead of EXISTS, which is a join: see ``last_ended_by`` in attempts.py.
+    steps = rows_of("Step", tasks.db).filter(
+        task=OuterRef("pk"), attempt=OuterRef("attempts"), finished_at__isnull=True, kind__in=(Kind.SLEEP, Kind.EVENT)
+    )
+    return in_status(tasks, TaskStatus.SCHEDULED).filter(IsNull(Subquery(steps.order_by().values("name")[:1]), False))
+
+
+def waiting_for_event(tasks: Any, event: str, *, below: int | None = None, limit: int) -> Any:
+    """Return the newest tasks that wait for an event; ``below``: only those with lower ids."""
+    steps = rows_of("Step", tasks.db).filter(event=event, finished_at__isnull=True)
+    if below is not None:
+        steps = steps.filter(task__lt=below)
+    # Read before: with a join the server might read all tasks. In these words and this order the index is used.
+    ids = steps.order_by("-event", "-task_id").values_list("task_id", flat=True)[:limit]
+    return tasks.filter(is_among(list(ids)), status=TaskStatus.SCHEDULED)
 
 
 def forget_from(using: str, task_id: int, name: str) -> list[str]:

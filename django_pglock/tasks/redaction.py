@@ -6,6 +6,7 @@ The row keeps all values, because the function needs them. The admin and ``lockt
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from django_pglock.conf import redact_hook
@@ -46,9 +47,32 @@ def shown(row: Any, field: str) -> Any:
     return _shown_value(field, value, row, _make_show(row, redact_hook()))
 
 
-def shown_as(row: Any, name: str, value: Any) -> Any:
-    """Return a value of a task that has a name of its own, such as the result of a step, as ``shown`` does."""
-    return _make_show(row, redact_hook())(name, value)
+def shown_step(row: Any, step: Any) -> Any:
+    """Return the result of a step of a task, or the payload of its event, as ``shown`` does.
+
+    A result is hidden by the name of its step, and a payload also by that of its event.
+    """
+    hidden = _hidden_of(row)
+    if hidden is not None and step.event is not None and _is_event_among(hidden, step.event):
+        return REDACTED
+    return _make_show(row, redact_hook())(step.name, step.result)
+
+
+def shown_payload(event: str, payload: Any) -> Any:
+    """Return the payload of an event, unless a known function hides it.
+
+    Any function may wait for any event, so a function with steps whose ``redact`` is True hides all payloads.
+    """
+    for task in registry.definitions():
+        hides_all = task.redact is True and task.takes_context
+        if hides_all or (isinstance(task.redact, tuple) and _is_event_among(task.redact, event)):
+            return REDACTED
+    return _make_show(SimpleNamespace(task_path="", meta=None), redact_hook())(event, payload)
+
+
+def _is_event_among(names: Iterable[str], event: str) -> bool:
+    """Return whether one of the names is that of the event, or its part before a colon: "packed" for "packed:7"."""
+    return any(event == name or event.startswith(f"{name}:") for name in names)
 
 
 def is_redacted(row: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from django.urls import reverse
 
-from django_pglock.admin.task_page import before_and_after
+from django_pglock.admin.task_page import waiting_for
 from django_pglock.models import Task
 from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.prune import _count, expired, outdated, prune_window
@@ -84,8 +84,8 @@ def test_ready_tasks_of_a_queue_are_looked_for_by_a_probe(emptied):
 def test_the_page_of_a_task_reads_a_few_of_those_that_wait_for_it(emptied):
     task = Task.objects.latest("pk")
     execute_sql(f"UPDATE django_pglock_waiter SET awaited = {task.pk}")
-    assert len(before_and_after(task)[1]) > 1
-    assert rows_read_by(lambda: before_and_after(task)) < 50
+    assert len(waiting_for(task)) > 1
+    assert rows_read_by(lambda: waiting_for(task)) < 50
 
 
 def test_claimed_rows_with_a_composite_key_are_found_by_the_first_column(emptied):

@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_pglock.conf import MOST_DAYS
 from django_pglock.management import tables
-from django_pglock.management.arguments import WrongArguments, number, plain_refusals, wrong_arguments
+from django_pglock.management.arguments import WrongArguments, json_value, number, plain_refusals, wrong_arguments
 from django_pglock.management.terminal import TerminalCommand, confirm, ignore_broken_pipe, printable
 from django_pglock.models import Queue, Task, Worker
 from django_pglock.postgres.connections import connection_for
@@ -40,6 +40,7 @@ from django_pglock.store.operate import (
 )
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 from django_pglock.store.statements import MOST_COUNTED
+from django_pglock.store.steps import emit
 from django_pglock.tasks import registry
 from django_pglock.tasks.backends import database_of_tasks
 from django_pglock.tasks.redaction import fields_behind_keys
@@ -121,6 +122,8 @@ class Command(TerminalCommand):
         listing.add_argument(
             "--limit", type=number(int, 1, 1_000_000), default=20, help=_("Maximum number of tasks (default: 20).")
         )
+        text = _("Only tasks that sleep or wait for an event between two of their steps.")
+        listing.add_argument("--suspended", action="store_true", help=text)
         text = _("Show the failed tasks grouped by function, exception and place.")
         self._add_query("failures", self._failures, text, *OF_FAILURES)
         text = _("Show how many attempts ended, and how long they took, by function.")
@@ -129,7 +132,7 @@ class Command(TerminalCommand):
         stats.add_argument("--hours", type=number(float, 0.02, 24 * MOST_DAYS), default=1.0, metavar="HOURS", help=text)
         text = _("Show the schedules, with the status of the last task of each.")
         self._add_query("schedules", self._schedules, text)
-        show = self._add_query("show", self._show, _("Show a task with its attempts and their tracebacks."))
+        show = self._add_query("show", self._show, _("Show a task with its steps, its attempts and their tracebacks."))
         text = _("Ask the worker of a running task where the task is in its code.")
         for parser in (show, self._add("stack", self._stack, text)):
             parser.add_argument("id", type=ID, metavar="ID")
@@ -154,6 +157,11 @@ class Command(TerminalCommand):
         text = _("Delete tasks that finished more than DAYS days ago, instead of PRUNE_AFTER.")
         prune.add_argument("--older-than", type=DAYS, metavar="DAYS", help=text)
         add_dry_run(prune)
+        text = _("Emit an event: the tasks that wait for it continue. An event that is there already is not changed.")
+        emitting = self._add("emit", self._emit, text)
+        emitting.add_argument("name", metavar="NAME", help=_("The name of the event, such as packed:7."))
+        text = _("What wait_for() returns, as JSON, such as '{\"weight\": 3}'; default: null.")
+        emitting.add_argument("payload", nargs="?", type=json_value, metavar="JSON", help=text)
         text = _("Pause a queue: workers claim no task from it, and running tasks finish.")
         pause = self._add("pause", self._pause, text)
         pause.add_argument("--reason", default="", help=_("Why the queue is paused; shown in the admin."))
@@ -189,6 +197,8 @@ class Command(TerminalCommand):
 
     def _list(self, rows: Any, options: dict[str, Any]) -> None:
         wanted = filtered(rows, {**options, "status": None, "older_than": None})
+        if options["suspended"]:
+            wanted, options["status"] = wanted.suspended(), [TaskStatus.SCHEDULED.value]
         found = newest(
             wanted.only(*tables.LISTED, "meta", *fields_behind_keys()),
             options["limit"],
@@ -206,8 +216,13 @@ class Command(TerminalCommand):
         if options["json"]:
             self.print_json(about)
             return
-        parts = [about, *about.pop("failures")]
-        self.stdout.write("\n\n".join("\n".join(tables.lines_of_fields(each)) for each in parts))
+        steps, failures = about.pop("steps"), about.pop("failures")
+        self.stdout.write("\n".join(tables.lines_of_fields(about)))
+        if steps:
+            self.stdout.write("")
+            self.print_rows(steps, tables.STEPS, "", as_json=False)
+        for each in failures:
+            self.stdout.write("\n" + "\n".join(tables.lines_of_fields(each)))
 
     def _stack(self, rows: Any, options: dict[str, Any]) -> None:
         id_ = options["id"]
@@ -316,6 +331,12 @@ class Command(TerminalCommand):
             count = rows.prune(**ages)
         text, most = (DELETE.question, MOST_COUNTED) if is_dry else (DELETE.done, None)
         self.stdout.write(DELETE.message(text, count, most=most))
+
+    def _emit(self, rows: Any, options: dict[str, Any]) -> None:
+        with wrong_arguments():
+            is_new = emit(options["name"], options["payload"], using=rows.db)
+        text = _("Event %r was emitted.") if is_new else _("Event %r is there already, so nothing was changed.")
+        self.stdout.write(text % options["name"])
 
     def _pause(self, rows: Any, options: dict[str, Any]) -> None:
         [queue] = options["queue"]

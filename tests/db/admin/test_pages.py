@@ -20,7 +20,7 @@ from django_pglock.admin.failures import FailureGroup
 from django_pglock.admin.overview import Overview
 from django_pglock.admin.pages import ReadOnlyAdmin
 from django_pglock.admin.tasks import TaskAdmin
-from django_pglock.models import AdvisoryLock, Lease, Queue, Schedule, Task, Worker
+from django_pglock.models import AdvisoryLock, Event, Lease, Queue, Schedule, Task, Worker
 from tests.db.admin.visits import LIST, make, person, url
 
 pytestmark = pytest.mark.django_db
@@ -48,6 +48,8 @@ SERVED = {
         "queue": "mail",
         "task_path": "a.b",
         "attention": "stuck",
+        "suspended": "yes",
+        "event": "packed:7",
         "id__lt": "5",
         "fingerprint__exact": "7",
         "exception": "a.B",
@@ -63,11 +65,24 @@ SERVED = {
     Lease: {"held": "1"},
     Queue: {"paused": "1"},
     Schedule: {"is_enabled__exact": "1"},
+    Event: {},
 }
 
 
 #: The names of filters that are not names of fields.
-OF_FILTERS = {"attention", "held", "paused", "exception", "since", "before", "key", "argument", "metadata"}
+OF_FILTERS = {
+    "attention",
+    "suspended",
+    "event",
+    "held",
+    "paused",
+    "exception",
+    "since",
+    "before",
+    "key",
+    "argument",
+    "metadata",
+}
 
 
 LOOKUPS = (

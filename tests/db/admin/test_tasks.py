@@ -217,7 +217,7 @@ def test_a_task_that_was_cancelled_because_of_another_says_so_on_its_page_and_in
     page = page_of(client, final)
     assert "Was cancelled" in page
     link = f'<a href="{url("task", "change", first.id)}">#{first.id}</a>'
-    assert f"Cancelled because of task {link}, which did not succeed." in page
+    assert f"Cancelled, because this task did not succeed: {link}" in page
     assert "Attempt 0" not in page
     assert f'Because of <a href="{first.id}/change/">#{first.id}</a>' in client.get(LIST).content.decode()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timezone
 from io import StringIO
 from uuid import uuid4
@@ -15,16 +16,17 @@ from django_pglock import task
 from django_pglock.management.commands import locktasks as command
 from django_pglock.management.tables import QUEUES, lines_of_fields
 from django_pglock.management.terminal import table
-from django_pglock.models import Attempt, Queue, Schedule, Task
+from django_pglock.models import Attempt, Event, Queue, Schedule, Task
 from django_pglock.store.count import COUNTED
 from django_pglock.store.numbers import Counts, add_numbers, bucket_of
 from django_pglock.store.requests_to_worker import answer_stack, request_stack
+from django_pglock.testing import run_tasks
 from tests.db.management.commands.test_locktasks import answer as answer  # a fixture
 from tests.db.management.commands.test_locktasks import failed, locktasks
 from tests.db.store.schedules import of_code
 from tests.db.store.test_failures import PATH, fail
 from tests.db.store.test_prune import make
-from tests.sample import scheduled, tasks
+from tests.sample import scheduled, step_tasks, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -317,3 +319,44 @@ def test_stats_filters_by_task_and_queue_and_adds_up_by_queue(history):
 
 def test_stats_without_ended_attempts_prints_a_sentence():
     assert stats() == "No attempt has ended in this time. Workers write their counts once a minute.\n"
+
+
+# Steps and events
+
+
+def test_show_has_the_steps_of_a_task_as_a_table():
+    result = step_tasks.order.enqueue(7)
+    run_tasks(until="due")
+    said = locktasks("show", result.id)
+    assert "why_it_waits:        This task sleeps until 20" in said
+    assert re.search(r"^NUMBER  STEP    KIND   ATTEMPT  SINCE    TOOK  RESULT OR FAILURE$", said, re.MULTILINE)
+    assert re.search(r'^1       charge  STEP   1        \d s ago  0 s   {"name": "charge"}$', said, re.MULTILINE)
+    steps = json.loads(locktasks("show", result.id, "--json"))["steps"]
+    assert [(each["name"], each["kind"], each["result"]) for each in steps] == [
+        ("charge", "STEP", {"name": "charge"}),
+        ("book", "STEP", {"name": "book"}),
+        ("night", "SLEEP", None),
+    ]
+
+
+def test_emit_continues_the_tasks_that_wait_and_changes_no_event_that_is_there():
+    result = step_tasks.aorder.enqueue(7)
+    run_tasks(until="due")
+    assert locktasks("list", "--suspended", "--json").count('"id"') == 1
+    assert locktasks("emit", "packed:7", '{"weight": 3}') == "Event 'packed:7' was emitted.\n"
+    assert locktasks("emit", "packed:7", "4") == "Event 'packed:7' is there already, so nothing was changed.\n"
+    assert locktasks("list", "--suspended") == "No task matches.\n"
+    run_tasks(until="due")
+    assert Task.objects.get(pk=result.id).result[1] == {"weight": 3}
+    locktasks("emit", "nothing")
+    assert Event.objects.get(pk="nothing").payload is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [(("a", "packed"), "'packed' is not JSON: .*two kinds of quotes"), (("a" * 201,), "200"), (("",), "name")],
+)
+def test_an_event_that_cannot_be_emitted_is_refused_with_the_reason(arguments, text):
+    with pytest.raises(CommandError, match=text):
+        locktasks("emit", *arguments)
+    assert not Event.objects.exists()

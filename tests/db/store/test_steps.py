@@ -549,10 +549,10 @@ def test_a_task_says_for_what_it_waits_in_its_step():
     result = sample.order.enqueue(7)
     run_tasks(until="due")
     task = Task.objects.get(pk=result.id)
-    assert why_it_waits(task, "default") == "This task sleeps."
+    assert why_it_waits(task, "default").startswith("This task sleeps until 20")
     Task.objects.all().run_now()
     run_tasks(until="due")
     task.refresh_from_db()
-    assert why_it_waits(task, "default") == "This task waits for the event packed:7."
+    assert why_it_waits(task, "default").startswith("This task waits for the event packed:7 until 20")
     Step.objects.filter(kind="EVENT").delete()
     assert why_it_waits(task, "default") == "", "it waits for its retry: the sleep is over"

@@ -9,6 +9,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from django_pglock.admin import task_list
 from django_pglock.models import Lease, Task
 from tests.plans.admin.explained import plans
 from tests.plans.reading import executed, insert, nodes, reads
@@ -58,6 +59,8 @@ QUERIES = (
     "?queue=q1",
     "?task_path=tests.sample.tasks.nothing",
     "?attention=stuck",
+    "?suspended=yes",
+    "?event=packed:7",
     "?id__lt={middle}",
     "?q={middle}",
     "?q=tests.sample",
@@ -74,6 +77,40 @@ def test_no_list_scans_the_table(admin_client, many):
         for sql, plan in explained:
             assert "Seq Scan" not in {kind for kind, _index in reads(plan)}, f"{sql}\n{json.dumps(plan, indent=1)}"
             assert not [each for each in nodes(plan) if each["Node Type"] == "Sort" and each["Plan Rows"] > 1000], sql
+
+
+def test_the_list_of_an_event_walks_the_index_of_events(admin_client, many, monkeypatch):
+    """More tasks wait for one event than a list counts."""
+    monkeypatch.setattr(task_list, "MOST_COUNTED", 100)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """INSERT INTO django_pglock_step (task_id, name, number, kind, event, attempt, started_at)
+               SELECT n, 'wait', 1, 'EVENT', 'packed:' || n % 5, 1, now() FROM generate_series(1, 20000) AS n"""
+        )
+        cursor.execute("ANALYZE django_pglock_step")
+    with CaptureQueriesContext(connection) as queries:
+        assert admin_client.get(f"{LIST}?event=packed:3&id__lt=19000").status_code == 200
+    [sql] = [each["sql"] for each in queries if 'FROM "django_pglock_step"' in each["sql"]]
+    plan = list(nodes(executed(sql)))
+    assert [each["Index Name"] for each in plan if "Index Name" in each] == ["pglock_step_event"]
+    assert "Sort" not in {each["Node Type"] for each in plan}
+
+
+def test_the_list_of_events_walks_an_index(admin_client):
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """INSERT INTO django_pglock_event (name, payload, emitted_at, expires_at)
+               SELECT 'packed:' || n, '1', now(), now() + n * interval '1 s' FROM generate_series(1, 20000) AS n"""
+        )
+        cursor.execute("ANALYZE django_pglock_event")
+    for query in ("", "?q=packed:1", "?q=packed"):
+        with CaptureQueriesContext(connection) as queries:
+            assert admin_client.get(reverse("admin:django_pglock_event_changelist") + query).status_code == 200
+        asked = [each["sql"] for each in queries if '"django_pglock_event"' in each["sql"]]
+        assert len(asked) == 2, "the count and the rows"
+        for sql in asked:
+            kinds = {each["Node Type"] for each in nodes(executed(sql))}
+            assert not kinds & {"Sort", "Seq Scan"}, (query, sql, kinds)
 
 
 def test_the_list_costs_the_same_queries_however_long_it_is(admin_client, many):

@@ -65,6 +65,7 @@ from django_pglock.store.steps import (
     COUNT_ANEW,
     EMIT,
     FORGET_FAILED,
+    FORGET_FROM,
     MISSED_EVENTS,
     NOTE_CAUSES,
     NOTE_POSITION,
@@ -324,6 +325,7 @@ def steps(backlog):
         "MISSED_EVENTS": Call(filled(MISSED_EVENTS), ("", BATCH), by_index=True),
         "PRUNE_EVENTS": Call(filled(PRUNE_EVENTS), (BATCH,), by_index=True),
         "NOTE_CAUSES": Call(filled(NOTE_CAUSES), ([first], ["wait"], [first])),
+        "FORGET_FROM": Call(filled(FORGET_FROM), (backlog.first, backlog.first, "wait")),
         "FORGET_FAILED": Call(filled(FORGET_FAILED), (backlog.ids,)),
         "OPEN_STEP": Call(filled(OPEN_STEP), (first, first)),
     }
