@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+import sys
 import types
 import unittest
 from pathlib import Path
 
 import pytest
+from django.apps import apps
 from django.core.management import get_commands
 
 import django_pglock
@@ -34,19 +36,24 @@ def test_the_pages_have_python_and_console_blocks():
     assert sum(len(blocks(page, "console", "sh")) for page in PAGES) >= 5
 
 
+def run_blocks(page: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """Run all blocks of a page in one module, as for a reader who types them, and forget the enqueued tasks."""
+    module = types.ModuleType(f"docs_{page.parent.stem}_{page.stem}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for label in ("catalogue", "orders", "payments", "post"):
+        monkeypatch.setitem(apps.all_models, label, {})
+    vars(module).update(INSTALLED_APPS=[], TASKS={})
+    for code in blocks(page, "python"):
+        exec(compile(code, str(page), "exec"), vars(module))
+    Task.objects.all().delete()
+    return module
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("own_registry")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
 def test_python_blocks_run_in_order(page, monkeypatch):
-    """All blocks of a page run in one module, as for a reader who types them."""
-    module = types.ModuleType(f"docs_{page.parent.stem}_{page.stem}")
-    monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
-    module.__dict__["INSTALLED_APPS"] = []
-    module.__dict__["TASKS"] = {}
-    for code in blocks(page, "python"):
-        exec(compile(code, str(page), "exec"), module.__dict__)
-    # The tests of a page are those of a reader, who has not enqueued the tasks of its blocks.
-    Task.objects.all().delete()
+    module = run_blocks(page, monkeypatch)
     cases = [each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__]
     for case in (each for each in cases if isinstance(each, type) and issubclass(each, unittest.TestCase)):
         ran = unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(case))
