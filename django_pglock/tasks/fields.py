@@ -92,7 +92,7 @@ class TaskFields(Task):  # type: ignore[type-arg]
       ``("card", "password")``. ``"return"`` is the result. True means all values. The row keeps the values.
     - ``capture_logs``: keep the last log records of each attempt in its row: True, or the least level, such as "INFO".
       What a function logs is stored as it is, values of redacted arguments included.
-    - ``cron``: an expression of five fields: enqueue the task by the clock, each tick once.
+    - ``cron``: an expression of five fields: enqueue the task at these times, each tick once.
     - ``timezone``: the time zone of ``cron``. Default: the setting ``TIME_ZONE``.
     - ``every``: seconds or a timedelta, from 0.1 s: enqueue the task at this interval, each tick once.
     - ``priority``: -100 to 100; higher runs first.

@@ -26,6 +26,8 @@ from proselint.tools import LintFile
 ROOT = Path(__file__).parents[2]
 #: A phrase, as a regular expression in which a space is any white space, and what to write instead.
 SAY_INSTEAD = {
+    "prevents? that": "prevents … from …, keeps … from …",
+    "know (?:two|three|four|these) things": "the first thing",
     "whoever": "who: the worker, the holder, the caller",
     "go(?:es)? on": "continues, or the verb of what happens",
     "went on": "continued",

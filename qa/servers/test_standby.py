@@ -76,7 +76,7 @@ def test_locks_are_shown_where_they_are_taken(two):
 
 @pytest.mark.parametrize("scope", ["session", "transaction"])
 def test_a_lock_on_the_standby_excludes_no_other(two, scope):
-    """PostgreSQL grants both locks. Only the system check prevents that a wrong alias makes two holders."""
+    """PostgreSQL grants both locks. Only the system check keeps a wrong alias from making two holders."""
     with lock("a", scope=scope), try_lock("a", scope=scope, using="standby") as held:
         assert held
 
