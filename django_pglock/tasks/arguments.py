@@ -95,9 +95,10 @@ def _plain_key(key: Any) -> str:
 
 
 def _flaw_of(value: Any) -> str:
-    """Return why a value is not valid JSON, and where: ``"it contains a datetime at ['rows'][3]"``."""
+    """Return why a value is not valid JSON, where, and what to write: ``"it is a set; pass list() of it"``."""
     place, flaw = next(_flaws_in(value, ""))
-    return f"it contains {flaw} at {place}" if place else f"it is {flaw}"
+    what, *hint = flaw.split("; ")
+    return "; ".join([f"it contains {what} at {place}" if place else f"it is {what}", *hint])
 
 
 def _flaws_in(value: Any, place: str) -> Iterator[tuple[str, str]]:
@@ -112,6 +113,15 @@ def _flaws_in(value: Any, place: str) -> Iterator[tuple[str, str]]:
             yield from _flaws_in(part, f"{place}[{number}]")
     if flaw := _flaw(value):
         yield place, flaw
+
+
+#: What to write instead of objects that often occur in data.
+HINTS = {
+    **dict.fromkeys(("datetime", "date", "time"), "its isoformat()"),
+    **dict.fromkeys(("Decimal", "UUID", "PosixPath"), "str() of it"),
+    **dict.fromkeys(("set", "frozenset", "QuerySet", "generator"), "list() of it"),
+    "timedelta": "its total_seconds()",
+}
 
 
 def _flaw(value: Any) -> str:
@@ -129,7 +139,8 @@ def _flaw(value: Any) -> str:
             return ""
         case Promise():
             return "a lazy object, such as a translation; pass str() of it"
-    return f"{with_article(kind)}{'; pass its primary key instead' if hasattr(value, '_meta') else ''}"
+    hint = "its primary key instead" if hasattr(value, "_meta") else HINTS.get(kind)
+    return f"{with_article(kind)}; pass {hint}" if hint else with_article(kind)
 
 
 def _is_utf8(value: bytes) -> bool:

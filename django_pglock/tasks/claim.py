@@ -245,6 +245,20 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
         return self._claims[0].attempt
 
 
+class ForeignContext(compat.TaskContext):  # type: ignore[type-arg, misc]
+    """The context of another backend of ``django.tasks``. It names what only this package's backend has."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not hasattr(TaskContext, name):
+            raise AttributeError(f"A context has no {name!r}.", name=name, obj=self)
+        raise AttributeError(
+            f"context.{name} needs django_pglock.backend.PostgresBackend, and this task runs on the backend "
+            f"{self.task_result.backend!r} of TASKS, which is another one.",
+            name=name,
+            obj=self,
+        )
+
+
 def with_context(task: TaskFields, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Return the arguments of a call without a worker, with a context if the function takes one and gets none.
 
@@ -252,6 +266,8 @@ def with_context(task: TaskFields, args: tuple[Any, ...], kwargs: dict[str, Any]
     """
     if task.group is not None:
         args = tuple(Calls(each) if type(each) is list else each for each in args)
+    if task.takes_context and args and type(args[0]) is compat.TaskContext:
+        return (ForeignContext(task_result=args[0].task_result), *args[1:])
     if not task.takes_context or (args and isinstance(args[0], compat.TaskContext)):
         return args
     # A test may give any object as the context. Then only the arguments as they are fit the function.

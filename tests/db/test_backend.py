@@ -19,7 +19,7 @@ from django_pglock.errors import TaskOptionError
 from django_pglock.models import Task
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask, TaskResultStatus, task_backends, task_enqueued
-from tests.sample import keyed_tasks
+from tests.sample import keyed_tasks, step_tasks
 from tests.sample import portable_tasks as tasks
 from tests.sample import tasks as own_tasks
 from tests.sql import execute_sql
@@ -184,6 +184,8 @@ def test_djangos_immediate_backend_runs_the_calls():
         assert own_tasks.echo.using(priority=5).enqueue("x").return_value == "x"
         assert own_tasks.tell_context.enqueue("x").return_value[2] == "x"
         assert pickled(own_tasks.echo.enqueue("y")).return_value == "y"
+        without_steps = step_tasks.order.enqueue(7)
+        assert "context.step needs django_pglock.backend.PostgresBackend" in without_steps.errors[0].traceback
         failed = own_tasks.fail.enqueue("no")
         assert (failed.status, failed.errors[0].exception_class) == (TaskResultStatus.FAILED, ValueError)
 

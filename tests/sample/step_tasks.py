@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from django.db import connection
 
-from django_pglock import Cancel, Unique, task
+from django_pglock import Cancel, Snooze, Unique, task
 from django_pglock.errors import EventTimeout, StepFailed
 from tests.sample.models import Effect
 
@@ -114,6 +114,21 @@ def race(context, number):
     if not context.task_result.errors:
         raise ConnectionError("once more")
     return [first, seen]
+
+
+ENDS = {"error": ConnectionError("again"), "snooze": Snooze(60), "cancel": Cancel("no more")}
+
+
+@task(max_attempts=2, backoff=60)
+def without_context(how):
+    if how in ENDS:
+        raise ENDS[how]
+
+
+@task(takes_context=True, max_attempts=2, backoff=60)
+def without_steps(context, how):
+    if how in ENDS:
+        raise ENDS[how]
 
 
 @task(takes_context=True, max_attempts=3, backoff=60)

@@ -38,9 +38,9 @@ def failed(worker, eventually):
 
 
 ODD = {
-    "date": "cannot be stored as JSON: it is a datetime.",
-    "nested": "cannot be stored as JSON: it contains a datetime at ['rows'][1]['at'].",
-    "set": "cannot be stored as JSON: it contains a set at […].",
+    "date": "cannot be stored as JSON: it is a datetime; pass its isoformat().",
+    "nested": "cannot be stored as JSON: it contains a datetime at ['rows'][1]['at']; pass its isoformat().",
+    "set": "cannot be stored as JSON: it contains a set at […]; pass list() of it.",
     "nan": "cannot be stored as JSON: it contains NaN or infinity at [0].",
     "bytes": "cannot be stored as JSON: it contains bytes that are not UTF-8 at [0].",
     "key": "cannot be stored as JSON: it contains a dict with keys of type int instead of str at ['a'].",

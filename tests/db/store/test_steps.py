@@ -11,6 +11,7 @@ from threading import Thread
 import pytest
 from django.db import connection, transaction
 from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
 from django_pglock import emit
@@ -432,6 +433,21 @@ def test_the_next_attempt_takes_what_a_frozen_worker_has_recorded(claim, kind):
     Task.objects.update(attempts=2)
     assert getattr(late, kind)("book", sample.effect, "book") == "of the frozen one"
     assert Effect.objects.count() == (0 if kind == "atomic_step" else 1)
+
+
+def statements_of(function, how):
+    """Return the texts of the statements of the life of a task, without their values, and without those that wake."""
+    with CaptureQueriesContext(connection) as captured:
+        function.enqueue(how)
+        outcomes(until="due")
+    return [re.sub(r"'[^']*'|[0-9]+", "?", each["sql"]) for each in captured if "pg_notify" not in each["sql"]]
+
+
+@pytest.mark.parametrize("how", ["return", "error", "snooze", "cancel"])
+def test_a_task_without_steps_executes_the_statements_of_one_that_cannot_have_any(how):
+    ways = statements_of(sample.without_context, how), statements_of(sample.without_steps, how)
+    assert ways[0] == ways[1]
+    assert not [text for text in ways[0] if "django_pglock_step" in text or "django_pglock_event" in text]
 
 
 def test_a_first_claim_reads_no_records(claim, django_assert_num_queries):

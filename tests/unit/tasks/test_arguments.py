@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import date
 from types import MappingProxyType, SimpleNamespace
 from uuid import UUID
 
@@ -67,7 +67,7 @@ def loop():
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (datetime(2026, 1, 1), "it is a datetime"),
+        (date(2026, 1, 1), "it is a date"),
         ("a\x00b", "NUL"),
         ("\udcff", "surrogate"),
         (loop(), "contains itself"),
@@ -83,8 +83,8 @@ def test_an_argument_that_cannot_be_stored_is_refused_by_name(value, reason):
 @pytest.mark.parametrize(
     ("value", "flaw"),
     [
-        ({"rows": [1, {"at": datetime(2026, 1, 1)}]}, "it contains a datetime at ['rows'][1]['at']"),
-        (({"a@b.example": {1}},), "it contains a set at [0][…]"),
+        ({"rows": [1, {"at": date(2026, 1, 1)}]}, "it contains a date at ['rows'][1]['at']; pass its isoformat()"),
+        (({"a@b.example": {1}},), "it contains a set at [0][…]; pass list() of it"),
         ([float("nan")], "it contains NaN or infinity at [0]"),
         ([1, -float("inf")], "it contains NaN or infinity at [1]"),
         (gettext_lazy("Yes"), "it is a lazy object, such as a translation; pass str() of it"),
@@ -92,7 +92,7 @@ def test_an_argument_that_cannot_be_stored_is_refused_by_name(value, reason):
         (b"\xff", "it is bytes that are not UTF-8"),
         ({1: "one", "two": 2, None: 3}, "it is a dict with keys of type NoneType, int instead of str"),
         (SimpleNamespace(pk=7), "it is a SimpleNamespace"),
-        (UUID(int=1), "it is a UUID"),
+        (UUID(int=1), "it is a UUID; pass str() of it"),
         (OSError(), "it is an OSError"),
     ],
 )
