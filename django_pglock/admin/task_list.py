@@ -40,7 +40,7 @@ from django_pglock.store.attempts import last_ended_by
 from django_pglock.store.count import MOST_SEARCHED
 from django_pglock.store.id_range import id_in, ids_between, search_end
 from django_pglock.store.statements import MOST_COUNTED, in_status
-from django_pglock.store.steps import waiting_for_event
+from django_pglock.store.steps import suspended, waiting_for_event
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import positional_names
 from django_pglock.tasks.compat import task_backends
@@ -92,8 +92,10 @@ class Reading:
             del self.chosen["q"]
         self.below = id_in(request.GET.get("id__lt", ""))
         #: The chosen status, or the one that all tasks of a filter have; an empty text for any.
-        self.status = self.chosen.get("status__exact") or next(
-            (each.status for each in FILTERS if each.status and each.parameter_name in self.chosen), ""
+        self.status = (
+            self.chosen.get("status__exact")
+            or self.chosen.get("suspended")
+            or next((each.status for each in FILTERS if each.status and each.parameter_name in self.chosen), "")
         )
         others = self.chosen.keys() - {"status__exact"}
         fitting = (each for each in INDEXES if self.status in each.statuses)
@@ -203,6 +205,26 @@ class StatusFilter(admin.ChoicesFieldListFilter):
         return Reading.of(request).in_status(queryset, status) if status else super().queryset(request, queryset)
 
 
+class SuspendedFilter(admin.SimpleListFilter):
+    """A filter by what suspends a task between two of its steps. The value is the status that such a task has."""
+
+    parameter_name = "suspended"
+    title = _("steps")
+    status = ""
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        """Return the choices."""
+        return [
+            (TaskStatus.SCHEDULED.value, _("Sleeps, or waits for an event")),
+            (TaskStatus.BLOCKED.value, _("Waits for its children")),
+        ]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        """Keep the suspended tasks of the chosen kind."""
+        status = self.value()
+        return suspended(Reading.of(request).in_status(queryset, status)) if status else queryset
+
+
 def _by_exception(reading: Reading, rows: Any, value: str) -> Any:
     """Keep the failed tasks whose last attempt ended with the exception."""
     return last_ended_by(reading.in_status(rows, TaskStatus.FAILED.value), value)
@@ -254,13 +276,7 @@ _STUCK, _FAILED, _MOMENT = ("stuck", _("Stuck: worker is dead")), TaskStatus.FAI
 #: and functions that this process knows; the page of queues lists all.
 FILTERS: tuple[Any, ...] = (
     one_choice("attention", _("attention"), choice=_STUCK, method="stuck", status=TaskStatus.RUNNING.value),
-    one_choice(
-        "suspended",
-        _("steps"),
-        choice=("yes", _("Sleeps, or waits for an event")),
-        method="suspended",
-        status=TaskStatus.SCHEDULED.value,
-    ),
+    SuspendedFilter,
     _typed("event", _("event"), placeholder="packed:7", status=TaskStatus.SCHEDULED.value, matching=_by_event),
     _typed("queue", _("queue"), suggestions=queues_of_the_code),
     _typed("task_path", _("task function"), suggestions=registry.known_paths),

@@ -26,7 +26,7 @@ from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 from django_pglock.store.schedules import OF_PEOPLE
 from django_pglock.tasks.redaction import shown, shown_step
 from django_pglock.tasks.states import WAITING, TaskStatus
-from django_pglock.tasks.steps import OF_OTHER_CODE
+from django_pglock.tasks.steps import OF_OTHER_CODE, Kind
 
 #: At most this number of characters of a value is shown.
 MOST_SHOWN = 10_000
@@ -107,6 +107,12 @@ def parts_of(task: Task) -> list[int]:
     meta = task.meta if isinstance(task.meta, dict) else {}
     named = (each for name in ("after", "after_ended") if isinstance(ids := meta.get(name), list) for each in ids)
     return [int(each) for each in named if str(each).isdigit()]
+
+
+def children_of(task: Task) -> list[int]:
+    """Return the ids of the children of the last gather of the task."""
+    gathers = Step.objects.filter(task=task.pk, kind=Kind.CHILDREN).order_by("-number") if task.attempts else []
+    return next((each.result.get("children", []) for each in gathers[:1] if isinstance(each.result, dict)), [])
 
 
 def batch_of(parts: Sequence[int]) -> dict[str, Any] | None:

@@ -175,7 +175,7 @@ class TaskAdmin(ReadOnlyAdmin):
     def context_of(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Return the links that the user may follow, and the reason why the task waits."""
         has_stack = row.status == TaskStatus.RUNNING and self.has_stack_permission(request)
-        parts = page.parts_of(row)
+        parts, children = page.parts_of(row), page.children_of(row)
         return {
             "pglock_again": self.address("again", row.pk) if self.has_again_permission(request) else "",
             "pglock_stack": self.address("stack", row.pk) if has_stack else "",
@@ -187,7 +187,8 @@ class TaskAdmin(ReadOnlyAdmin):
             "pglock_steps": page.latest_steps(row),
             "pglock_again_from": self.address("again_from", row.pk) if self._may_run_again(request, row) else "",
             "pglock_before": parts[: page.FEW],
-            "pglock_batch": page.batch_of(parts),
+            "pglock_children": children[: page.FEW],
+            "pglock_batch": page.batch_of(children or parts),
             "pglock_after": page.waiting_for(row),
             # A waiting task is not an error. But it is an error if no worker knows its function.
             "pglock_note" if row.status in ("BLOCKED", "SCHEDULED") else "pglock_warning": why_it_waits(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from django.utils.translation import ngettext
 
+from django_pglock.store.children import unfinished_gathers
 from django_pglock.store.release import DEPENDENCY_TEXT
 from django_pglock.store.statements import array_of_numbers, run
 
@@ -78,7 +79,9 @@ def cancelled_because_of(using: str, ids: Sequence[int]) -> Related:
 
 def unfinished_parts(using: str, ids: Sequence[int]) -> Related:
     """Return the unfinished tasks for which these tasks wait, directly or not, and no other task or process."""
-    return Related(sorted(_complete(_reached(using, UNFINISHED_PARTS, ids), ids)))
+    complete = _complete(_reached(using, UNFINISHED_PARTS, ids), ids)
+    # The cancel of a task that gathers cancels its children anyway.
+    return Related(sorted(complete.difference(unfinished_gathers(using, [*ids, *complete]))))
 
 
 def pass_cause_on(using: str, retried: Sequence[int]) -> None:

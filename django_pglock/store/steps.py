@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from django.db import transaction
-from django.db.models import OuterRef, Subquery
+from django.db.models import OuterRef, Q, Subquery
 from django.db.models.lookups import IsNull
 
 from django_pglock.conf import get_settings
@@ -28,7 +28,7 @@ from django_pglock.postgres.connections import connection_for
 from django_pglock.store.admit import admit
 from django_pglock.store.attempts import results_at_end
 from django_pglock.store.children import end_gather
-from django_pglock.store.statements import IN_INDEX_ORDER, array_of_texts, in_status, is_among, rows_of, run
+from django_pglock.store.statements import IN_INDEX_ORDER, array_of_texts, is_among, rows_of, run
 from django_pglock.store.wake import after_commit, wake
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.backends import database_of_tasks
@@ -406,12 +406,14 @@ def forget_failed(using: str, ids: Iterable[int]) -> None:
 
 
 def suspended(tasks: Any) -> Any:
-    """Return the tasks that sleep, or wait for an event, between two of their steps."""
+    """Return the tasks that sleep, or wait for an event or for their children, between two of their steps."""
     # A subquery instead of EXISTS, which is a join: see ``last_ended_by`` in attempts.py.
     steps = rows_of("Step", tasks.db).filter(
         task=OuterRef("pk"), attempt=OuterRef("attempts"), finished_at__isnull=True, kind__in=(Kind.SLEEP, Kind.EVENT)
     )
-    return in_status(tasks, TaskStatus.SCHEDULED).filter(IsNull(Subquery(steps.order_by().values("name")[:1]), False))
+    is_open = Q(IsNull(Subquery(steps.order_by().values("name")[:1]), False))
+    gathers = Q(status=TaskStatus.BLOCKED, worker__isnull=False, waits_for__gt=0)
+    return tasks.filter((Q(status=TaskStatus.SCHEDULED) & is_open) | gathers)
 
 
 def waiting_for_event(tasks: Any, event: str, *, below: int | None = None, limit: int) -> Any:

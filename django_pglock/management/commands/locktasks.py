@@ -122,7 +122,7 @@ class Command(TerminalCommand):
         listing.add_argument(
             "--limit", type=number(int, 1, 1_000_000), default=20, help=_("Maximum number of tasks (default: 20).")
         )
-        text = _("Only tasks that sleep or wait for an event between two of their steps.")
+        text = _("Only tasks that sleep, or wait for an event or for their children.")
         listing.add_argument("--suspended", action="store_true", help=text)
         text = _("Show the failed tasks grouped by function, exception and place.")
         self._add_query("failures", self._failures, text, *OF_FAILURES)
@@ -198,7 +198,8 @@ class Command(TerminalCommand):
     def _list(self, rows: Any, options: dict[str, Any]) -> None:
         wanted = filtered(rows, {**options, "status": None, "older_than": None})
         if options["suspended"]:
-            wanted, options["status"] = wanted.suspended(), [TaskStatus.SCHEDULED.value]
+            wanted = wanted.suspended()
+            options["status"] = options["status"] or [TaskStatus.SCHEDULED.value, TaskStatus.BLOCKED.value]
         found = newest(
             wanted.only(*tables.LISTED, "meta", *fields_behind_keys()),
             options["limit"],

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
 from django_pglock import emit
-from django_pglock.models import Event, Task
+from django_pglock.models import Event, Step, Task
 from django_pglock.tasks import registry
 from django_pglock.testing import run_tasks
-from tests.db.admin.visits import LIST, ids, logged, page_of, person, said, url, with_csrf_checks
-from tests.sample import step_tasks
+from tests.db.admin.visits import ids, logged, page_of, person, said, url, with_csrf_checks
+from tests.sample import step_tasks, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -117,11 +118,27 @@ def test_tasks_are_listed_by_what_suspends_them(client):
     waiting, sleeping = step_tasks.aorder.enqueue(7), step_tasks.order.enqueue(8)
     run_tasks(until="due")
     later = step_tasks.order.using(run_after=Task.objects.get(pk=sleeping.id).run_after).enqueue(9)
-    assert ids(client, suspended="yes") == [int(sleeping.id), int(waiting.id)]
+    assert ids(client, suspended="SCHEDULED") == [int(sleeping.id), int(waiting.id)]
     assert ids(client, event="packed:7") == [int(waiting.id)]
     assert ids(client, event="packed:7", id__lt=waiting.id) == []
     assert ids(client, event="packed") == []
     Task.objects.filter(pk=waiting.id).cancel()
     assert ids(client, event="packed:7") == []
     assert int(later.id) in ids(client, status__exact="SCHEDULED")
-    assert client.get(LIST, {"suspended": "yes"}).status_code == 200
+    assert ids(client, suspended="BLOCKED") == ids(client, suspended="yes") == []
+
+
+def test_the_children_of_a_task_are_listed_linked_and_counted(client, monkeypatch):
+    person(client, "view_task", "cancel_task")
+    calls = [tasks.nothing.using(run_after=timedelta(days=1)) for _ in range(3)]
+    monkeypatch.setattr(step_tasks, "CHILDREN", [each.call_of() for each in calls])
+    parent = step_tasks.family.enqueue()
+    run_tasks(until="due")
+    assert ids(client, suspended="BLOCKED") == [int(parent.id)]
+    page = page_of(client, Task.objects.get(pk=parent.id))
+    children = Step.objects.get(task=parent.id).result["children"]
+    assert "Of 3 tasks for which it waits or waited, 0 have ended; 0 of them did not succeed." in page
+    assert all(f'<a href="{url("task", "change", each)}">#{each}</a>' in page for each in children)
+    answer = client.post(url("task", "verb", parent.id, "cancel"), follow=True)
+    assert said(answer) == ["1 task was cancelled, or asked to end if it runs."], "the children need no question"
+    assert {each.status for each in Task.objects.all()} == {"CANCELLED"}

@@ -48,7 +48,7 @@ SERVED = {
         "queue": "mail",
         "task_path": "a.b",
         "attention": "stuck",
-        "suspended": "yes",
+        "suspended": "SCHEDULED",
         "event": "packed:7",
         "id__lt": "5",
         "fingerprint__exact": "7",

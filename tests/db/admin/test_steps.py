@@ -65,6 +65,6 @@ def test_the_page_of_a_task_shows_the_tasks_before_it_as_one(client):
     parts = [make(status) for status in ("SUCCESSFUL", "FAILED", "RUNNING", "READY", "CANCELLED")]
     final = make("BLOCKED", waits_for=2, meta={"after_ended": [*(each.pk for each in parts), 10**9]})
     page = page_of(client, final)
-    assert "Of 6 tasks before it, 4 have ended; 2 of them did not succeed." in page
+    assert "Of 6 tasks for which it waits or waited, 4 have ended; 2 of them did not succeed." in page
     assert page.count(f">#{parts[1].pk}</a>") == 2
-    assert "tasks before it" not in page_of(client, make("BLOCKED", meta={"after": [parts[0].pk]}))
+    assert "waits or waited" not in page_of(client, make("BLOCKED", meta={"after": [parts[0].pk]}))
