@@ -32,9 +32,11 @@ from django_pglock.store.count import QueueCounts
 from django_pglock.store.failures import failures
 from django_pglock.store.numbers import BETWEEN_DEPTHS, depths, finished_per_minute
 from django_pglock.store.ready import unknown
+from django_pglock.store.schedules import known
 from django_pglock.store.statements import MOST_COUNTED, in_status
 from django_pglock.tasks.backends import our_backends
 from django_pglock.tasks.compat import task_backends
+from django_pglock.tasks.schedules import is_scheduled
 from django_pglock.tasks.states import TaskStatus
 
 #: The number of sentences of one kind, and of tasks of one worker, that are shown. One more sentence says that there
@@ -201,6 +203,16 @@ def overdue_schedules(facts: Facts) -> Iterator[Sentence]:
         yield Sentence(f"schedule:{path}", text % {"task": path, "time": elapsed(since)}, url)
 
 
+def unknown_schedules(facts: Facts) -> Iterator[Sentence]:
+    """Schedules that stand in the code, and that no worker knows: only web processes import their modules."""
+    tasks = known(facts.using) if facts.workers else {}
+    paths = [path for path, task in tasks.items() if is_scheduled(task)]
+    rows = Schedule.objects.using(facts.using).filter(pk__in=paths).values_list("pk", flat=True) if paths else ()
+    for path in sorted({*paths}.difference(rows)):
+        text = _("No worker knows the schedule of %(task)s. Import its module in tasks.py of its app.")
+        yield Sentence(f"unknown-schedule:{path}", text % {"task": path}, facts.address("schedule_changelist"))
+
+
 def awaited_locks(facts: Facts) -> Iterator[Sentence]:
     """Advisory locks for which a session has waited for long; none where a router does not allow the view of locks."""
     if not router.allow_migrate_model(get_settings().USING, AdvisoryLock):
@@ -225,6 +237,7 @@ SENTENCES: tuple[tuple[Any, Callable[[Facts], Iterator[Sentence]]], ...] = (
     (Task, unknown_functions),
     (Queue, paused_queues),
     (Schedule, overdue_schedules),
+    (Schedule, unknown_schedules),
     (Task, long_waits),
     (Task, blocked_tasks),
     (AdvisoryLock, awaited_locks),

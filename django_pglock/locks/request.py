@@ -89,7 +89,7 @@ def to_seconds(value: Timeout, *, name: str = "timeout") -> float | None:
 
 #: The options of other packages' locks, and what to write here.
 FOREIGN_OPTIONS = {
-    **dict.fromkeys(["block", "blocking", "nowait", "skip_locked", "wait"], "timeout=0, or try_lock()"),
+    **dict.fromkeys(["block", "blocking", "non_blocking", "nowait", "skip_locked", "wait"], "timeout=0, or try_lock()"),
     **dict.fromkeys(["acquire_timeout", "blocking_timeout", "timeout_seconds", "wait_timeout"], "timeout="),
     **dict.fromkeys(["expire", "expires", "lease", "lock_timeout", "ttl"], "Lease(…, ttl=…), or lock(…, max_hold=…)"),
     **dict.fromkeys(["transaction", "xact"], "scope='transaction'"),

@@ -87,7 +87,7 @@ class PostgresTask(TaskFields):
             "wait_for_disk=False needs atomic=True: only then the effects and the completion of a task are lost "
             "together, and never one without the other.": not (self.wait_for_disk or self.atomic),
             "group cannot be combined with rate.": self.group and self.rate,
-            f"group cannot be combined with concurrency. Write Group(key, concurrency={self.concurrency!r}).": self.group
+            f"group cannot be combined with concurrency. Write Group(…, concurrency={self.concurrency!r}).": self.group
             and self.concurrency,
             "with lock, the runs of a group are one after the other, so Group takes no concurrency.": self.lock
             is not None

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from types import NoneType
 from typing import Any, Literal, TypeVar
 
@@ -126,11 +127,13 @@ class Rate:
         return max(self.burst, min(wanted, math.ceil(self.count / 10)))
 
     @classmethod
-    def parse(cls, text: str) -> Rate:
+    def parse(cls, text: str, option: str = "rate") -> Rate:
         """Return the rate for a text such as ``"10/s"``. Raises ``TaskOptionError``."""
         match = re.fullmatch(r"(\d{1,7})/(\d{0,5})([smhd])", text)
         if not match:
-            raise TaskOptionError(f"rate is {text!r}; write it as '10/s', '100/m', '5/h' or '1/30s', or use Rate().")
+            raise TaskOptionError(
+                f"{option} is {text!r}; write it as '10/s', '100/m', '5/h' or '1/30s', or use Rate()."
+            )
         return cls(int(match[1]), int(match[2] or 1) * PERIODS[match[3]])
 
 
@@ -204,15 +207,15 @@ def expiry(option: str, value: Any) -> Any:
 def backoff(option: str, value: Any) -> Any:
     """Accept seconds, a timedelta, a policy or a function."""
     if isinstance(value, type) or not (hasattr(value, "delay") or callable(value)):
-        duration("backoff", value)
+        duration(option, value)
     return value
 
 
 def exception_types(option: str, value: Any) -> tuple[type[BaseException], ...]:
     """Accept one exception type or several."""
-    types = tuple(value) if isinstance(value, Iterable) else (value,)
+    types = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
     if not all(isinstance(each, type) and issubclass(each, BaseException) for each in types):
-        raise TaskOptionError(f"{option} takes exception types, not {types!r}.")
+        raise refuse(option, value, "exception types and not their names, such as OSError or (OSError, KeyError)")
     return types
 
 
@@ -231,24 +234,24 @@ def unique(option: str, value: Any) -> Unique | None:
     """Accept True, which means the same arguments, a template, or ``Unique``."""
     if value is False:
         return None
-    return Unique() if value is True else _made(option, value, Unique, Unique)
+    return Unique() if value is True else _made(option, value, Unique, Unique, "True, a template")
 
 
 def group(option: str, value: Any) -> Group:
     """Accept a template, or ``Group``."""
-    return _made(option, value, Group, Group)
+    return _made(option, value, Group, Group, "a template")
 
 
 def rate(option: str, value: Any) -> Rate:
     """Accept a text such as ``"10/s"``, or ``Rate``."""
-    return _made(option, value, Rate, Rate.parse)
+    return _made(option, value, Rate, partial(Rate.parse, option=option), "a text such as '5/s'")
 
 
-def _made(option: str, value: Any, kind: type[T], make: Callable[[str], T]) -> T:
+def _made(option: str, value: Any, kind: type[T], make: Callable[[str], T], text: str) -> T:
     if isinstance(value, str):
         return make(value)
     if not isinstance(value, kind):
-        raise refuse(option, value, f"a template or a {kind.__name__}()")
+        raise refuse(option, value, f"{text} or {kind.__name__}(…)")
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from argparse import BooleanOptionalAction
 from functools import partial
@@ -91,6 +92,14 @@ class Command(TerminalCommand):
         )
         add("--reload", reload, action=BooleanOptionalAction, default=None)
 
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Say in one sentence that Ctrl-C has come before the worker could run, for example during the checks."""
+        try:
+            super().run_from_argv(argv)
+        except KeyboardInterrupt:
+            self.stderr.write(_("Interrupted. The worker had not started."))
+            sys.exit(128 + signal.SIGINT)
+
     def handle(self, *args: Any, verbosity: int, reload: bool | None, **options: Any) -> None:
         """Check the arguments, and run a parent or, in a new interpreter of one, a child."""
         with wrong_arguments():
@@ -114,6 +123,7 @@ class Command(TerminalCommand):
             has_ended_in_order = worker.run()
         except ConfigurationError as error:
             raise CommandError(str(error)) from None
+        logger.info("Worker %d has ended%s.", os.getpid(), "" if has_ended_in_order else ", and not all in order")
         if worker.code_has_changed:
             os.execv(sys.executable, own_command_line())  # noqa: S606
         if worker.left_behind:

@@ -18,7 +18,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_pglock import lock
+from django_pglock import lock, task
 from django_pglock.admin import overview
 from django_pglock.admin.charts import duration
 from django_pglock.admin.failures import FailureGroup
@@ -29,6 +29,7 @@ from tests.conftest import NEVER
 from tests.db.admin.visits import add_attempt, make, person, start_worker, url
 from tests.db.locks.sessions import Somebody
 from tests.db.store.schedules import of_code
+from tests.sample import scheduled
 
 pytestmark = pytest.mark.django_db
 
@@ -422,6 +423,20 @@ def test_schedules_that_are_overdue(facts):
     [sentence] = overview.overdue_schedules(facts)
     assert sentence.text == "The schedule of a.late has been overdue for 1\xa0hour: no worker enqueues it."
     assert sentence.url == "/admin/django_pglock/schedule/?is_enabled__exact=1"
+
+
+def test_schedules_that_stand_in_modules_of_web_processes_alone(facts, own_registry):
+    """A worker that had the code would have written their rows."""
+    task(every=60)(scheduled.nightly), task(every=60)(scheduled.hourly)
+    assert texts(overview.unknown_schedules(facts)) == [], "there is no worker at all"
+    start_worker()
+    of_code("tests.sample.scheduled.hourly")
+    del facts.workers
+    [sentence] = overview.unknown_schedules(facts)
+    assert sentence.text == (
+        "No worker knows the schedule of tests.sample.scheduled.nightly. Import its module in tasks.py of its app."
+    )
+    assert sentence.url == "/admin/django_pglock/schedule/"
 
 
 @pytest.mark.django_db(transaction=True)

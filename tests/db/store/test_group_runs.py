@@ -138,7 +138,7 @@ def test_workers_run_as_many_as_may_run_and_never_more(worker, eventually):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"group": "x", "concurrency": 2}, r"with concurrency\. Write Group\(key, concurrency=2\)"),
+        ({"group": "x", "concurrency": 2}, r"with concurrency\. Write Group\(…, concurrency=2\)"),
         ({"group": Group("x", concurrency=2), "lock": "y"}, "Group takes no concurrency"),
         ({"group": "x", "rate": "1/s"}, "group cannot be combined with rate"),
     ],
