@@ -25,8 +25,8 @@ __version__ = "0.1.0"
 
 #: The public names of each module.
 _NAMES = {
-    "errors": "DuplicateTask LockError LockKeyError LockLost LockNotAvailable LockScopeError PGLockError TaskCancelled "
-    "TaskTimeout",
+    "errors": "DuplicateTask EventTimeout LockError LockKeyError LockLost LockNotAvailable LockScopeError PGLockError "
+    "StepFailed TaskCancelled TaskTimeout",
     "locks.api": "lock lock_all semaphore try_lock",
     "locks.leases": "Lease leader",
     "locks.table": "lock_table lock_timeout",

@@ -44,12 +44,14 @@ from django.core.exceptions import ImproperlyConfigured
 #: What the package offers by itself. The others are caught more rarely, and imported from here.
 __all__ = [
     "DuplicateTask",
+    "EventTimeout",
     "LockError",
     "LockKeyError",
     "LockLost",
     "LockNotAvailable",
     "LockScopeError",
     "PGLockError",
+    "StepFailed",
     "TaskCancelled",
     "TaskTimeout",
 ]
