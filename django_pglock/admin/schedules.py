@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.db import router
 from django.http import HttpRequest
 from django.utils import timezone
@@ -24,10 +24,12 @@ from django_pglock.admin.enqueue import EnqueueForm
 from django_pglock.admin.pages import ReadOnlyAdmin, admin_action, mark, needs
 from django_pglock.admin.task_page import last_failures, tick_of
 from django_pglock.admin.tasks import wait_or_run_time
+from django_pglock.errors import TaskError
 from django_pglock.models import Schedule, Task
 from django_pglock.store.operate import Message, Verb
 from django_pglock.store.schedules import known, last_runs, with_last_status
 from django_pglock.tasks import registry
+from django_pglock.tasks.compat import InvalidTask
 from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.states import TaskStatus
 
@@ -132,6 +134,13 @@ class ScheduleAdmin(ReadOnlyAdmin):
     def get_queryset(self, request: HttpRequest) -> Any:
         """Add the status of the last task of each schedule."""
         return with_last_status(super().get_queryset(request))
+
+    def perform(self, verb: Verb, request: HttpRequest, rows: Any, value: str) -> None:
+        """Apply a verb, or say why not: arguments may no longer fit, and another program may have written the row."""
+        try:
+            super().perform(verb, request, rows, value)
+        except (TaskError, InvalidTask) as error:
+            messages.error(request, str(error))
 
     def verbs_of(self, row: Schedule) -> list[Verb]:
         """Return the verbs that change something."""

@@ -23,7 +23,7 @@ from django_pglock.error_reading import message_in, place_in
 from django_pglock.models import Attempt, Step, Task, Waiter, Worker
 from django_pglock.store.operate import run_again_from
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
-from django_pglock.store.schedules import OF_PEOPLE
+from django_pglock.store.schedules import SCHEDULE_NAME
 from django_pglock.tasks.redaction import shown, shown_step
 from django_pglock.tasks.states import WAITING, TaskStatus
 from django_pglock.tasks.steps import OF_OTHER_CODE, Kind
@@ -144,7 +144,7 @@ def waiting_for(task: Task) -> list[int]:
 
 def schedule_of(task: Task) -> str:
     """Return the name of the schedule that has enqueued the task."""
-    return str(task.meta.get(OF_PEOPLE, task.task_path)) if isinstance(task.meta, dict) else ""
+    return str(task.meta.get(SCHEDULE_NAME, task.task_path)) if isinstance(task.meta, dict) else ""
 
 
 def tick_of(task: Task) -> str:

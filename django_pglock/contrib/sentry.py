@@ -31,7 +31,7 @@ from sentry_sdk.utils import event_from_exception, has_data_collection_enabled
 
 from django_pglock.errors import TaskCancelled
 from django_pglock.store.outcome import Cancelled, Failed, Mixed, Succeeded
-from django_pglock.store.schedules import OF_PEOPLE
+from django_pglock.store.schedules import SCHEDULE_NAME
 from django_pglock.tasks import instrumentation
 from django_pglock.tasks.arguments import from_json
 from django_pglock.tasks.claim import Claim
@@ -239,7 +239,7 @@ def _end(span: Any, *, is_error: bool) -> None:
 def _check_in_of(task: TaskFields, claim: Claim, meta: Any) -> dict[str, Any] | None:
     """Return what identifies the check-in of a tick, in all attempts; None if Sentry cannot monitor this task."""
     # Monitors are those of the code: people may create and delete their schedules at any time.
-    tick = meta.get("schedule") if isinstance(meta, dict) and OF_PEOPLE not in meta else None
+    tick = meta.get("schedule") if isinstance(meta, dict) and SCHEDULE_NAME not in meta else None
     config = _monitor_of(task) if tick is not None and is_scheduled(task) else None
     if config is None:
         return None

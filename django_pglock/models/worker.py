@@ -127,7 +127,10 @@ class Schedule(Row):
 
     def clean(self) -> None:
         """Raise ``ValidationError`` for what no worker could enqueue: an unknown function, wrong arguments or times."""
-        if problems := schedules.problems_of(self):
+        self._check(router.db_for_write(type(self), instance=self))
+
+    def _check(self, using: str) -> None:
+        if problems := schedules.problems_of(self, using):
             raise ValidationError(problems)
 
     def save(self, **options: Any) -> None:
@@ -135,8 +138,8 @@ class Schedule(Row):
 
         Raises ``ValidationError`` as ``clean()`` does. To an existing name it raises ``IntegrityError``.
         """
-        self.clean()
-        using = options.setdefault("using", router.db_for_write(type(self), instance=self))
+        using = options["using"] = options.get("using") or router.db_for_write(type(self), instance=self)
+        self._check(using)
         if options.get("update_fields") is None:
             options |= {"force_insert": True} if self._state.adding else {"update_fields": OF_PEOPLE}
         if self.is_enabled and "is_enabled" in options.get("update_fields", ()):

@@ -25,7 +25,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import InterfaceError, OperationalError, router, transaction
+from django.db import InterfaceError, OperationalError, transaction
 from django.db.models import OuterRef, Subquery
 from django.utils.translation import gettext as _
 
@@ -51,7 +51,7 @@ logger = get_logger("django_pglock.tasks")
 #: The key in ``meta`` for the id of the task that the previous tick has enqueued.
 PREVIOUS_RUN = "previous_run"
 #: The key in ``meta`` for the name of a schedule of people. A schedule of the code has the name of the function.
-OF_PEOPLE = "schedule_name"
+SCHEDULE_NAME = "schedule_name"
 #: The largest number of ticks in one transaction, and of versions in a row.
 MOST_TICKS, MOST_VERSIONS = 200, 20
 #: How many successful runs of a schedule are kept, and the least number of seconds for which each is kept.
@@ -322,9 +322,9 @@ def known(using: str) -> dict[str, TaskFields]:
     return {task.module_path: task for task in tasks if getattr(task.get_backend(), "database", None) == using}
 
 
-def problems_of(schedule: Any) -> dict[str, str]:
-    """Return what is wrong with a schedule that people have written, by the names of its fields."""
-    tasks = known(router.db_for_write(type(schedule), instance=schedule))
+def problems_of(schedule: Any, using: str) -> dict[str, str]:
+    """Return what is wrong with a schedule that people write into this database, by the names of its fields."""
+    tasks = known(using)
     checks: dict[str, Callable[[], None]] = {
         "name": lambda: _check_name(schedule, tasks),
         "task_path": lambda: _check_function(schedule, tasks),
@@ -524,7 +524,7 @@ def _ticked(task: TaskFields, taken: Taken) -> TaskFields:
     """Return the function as its tick calls it."""
     meta: dict[str, Any] = {**task.meta, "schedule": taken.tick.at.isoformat()}
     if not taken.tick.schedule.is_of_code:
-        meta[OF_PEOPLE] = taken.tick.schedule.name
+        meta[SCHEDULE_NAME] = taken.tick.schedule.name
     if taken.previous is not None:
         meta[PREVIOUS_RUN] = taken.previous
     seconds = _seconds_kept(task, taken.tick.schedule.timing)

@@ -252,3 +252,15 @@ def test_a_schedule_whose_function_has_left_the_code_says_so(client, function):
     change = url("schedule", "change", "mine")
     assert PATH not in str(client.get(change).context["adminform"].form["task_path"]), "no other one is chosen"
     assert "task_path" in client.post(change, typed()).context["adminform"].form.errors
+
+
+@pytest.mark.parametrize("verb", ["run_now", "enable"])
+def test_a_verb_that_a_row_cannot_have_says_why(client, function, verb):
+    """The function takes other arguments now, and another program has written the times."""
+    broken = {"args": [1, 2], "expression": "every blue moon", "next_at": Now() - timedelta(days=1)}
+    Schedule.objects.bulk_create([Schedule(name="mine", task_path=PATH, is_enabled=False, **broken)])
+    person(client, "view_schedule", "change_schedule")
+    [text] = said(client.post(url("schedule", "verb", "mine", verb), follow=True))
+    assert {"run_now": "too many positional arguments", "enable": "not an interval"}[verb] in text
+    assert not Task.objects.exists()
+    assert not Schedule.objects.get().is_enabled

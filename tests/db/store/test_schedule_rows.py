@@ -262,6 +262,14 @@ def test_what_no_worker_could_enqueue_is_refused_by_its_field(fields, field, tex
     assert not Schedule.objects.exists()
 
 
+def test_a_function_of_another_database_is_unknown():
+    schedule = Schedule(name="mine", task_path=PATH, args=[1], expression="every 1 h")
+    assert schedules.problems_of(schedule, "default") == {}
+    assert list(schedules.problems_of(schedule, "elsewhere")) == ["task_path"]
+    with pytest.raises(ValidationError, match="knows no task function"):
+        schedule.save(using="elsewhere")
+
+
 def test_a_name_is_taken_once_and_save_replaces_no_row():
     create(note="first")
     with pytest.raises(IntegrityError), transaction.atomic():
