@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -114,3 +115,68 @@ def test_a_deploy_repeats_no_step_and_spends_no_attempt(worker_process, eventual
     eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists(), why="a task is left behind")
     assert Effect.objects.count() == Effect.objects.values("name", "number").distinct().count() == JOURNEYS * PARTS
     assert {Task.objects.get(pk=each.id).attempts_made for each in results} == {1}
+
+
+FAMILY = 40
+
+
+@pytest.mark.parametrize("moment", ["before the last statement", "before the commit", "after the commit"])
+def test_a_worker_that_is_killed_while_it_enqueues_children_enqueues_all_or_none(worker_process, eventually, moment):
+    """The children run on two workers, one of which has just lost a process."""
+    for _ in range(2):
+        worker_process("--threads", "2")
+    result = step_tasks.large_family.enqueue(FAMILY, moment, signal.SIGKILL)
+    eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists(), why="a task is left behind")
+    result.refresh()
+    assert result.return_value == list(range(FAMILY)), "the results are in order"
+    assert Task.objects.count() == 1 + FAMILY
+    assert set(Effect.objects.values_list("number", flat=True)) == set(range(FAMILY))
+    assert Task.objects.get(pk=result.id).rescues == (0 if moment == "after the commit" else 1)
+
+
+def test_a_frozen_worker_that_wakes_after_its_rescue_enqueues_no_children(worker_process, eventually):
+    frozen = worker_process("--threads", "2")
+    result = step_tasks.large_family.enqueue(FAMILY, "before the last statement", signal.SIGSTOP)
+    eventually(lambda: state_of(frozen.process.pid) == "T", why="the worker is not frozen")
+    worker_process("--threads", "2")
+    eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists(), why="a task is left behind")
+    [starter] = children_of(frozen.process.pid)
+    [child] = children_of(starter)
+    os.kill(child, signal.SIGCONT)
+    # The others are woken later: they would kill the child, because it was frozen.
+    frozen.wait_for("was lost")
+    for pid in (starter, frozen.process.pid):
+        os.kill(pid, signal.SIGCONT)
+    assert Task.objects.count() == 1 + FAMILY
+    assert Step.objects.get().result["children"] == sorted(
+        Task.objects.exclude(pk=result.id).values_list("pk", flat=True)
+    )
+    assert Effect.objects.count() == FAMILY
+
+
+def state_of(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_deploy_while_a_task_waits_for_its_children_spends_no_attempt(worker_process, eventually):
+    """The task is a row, and its children are other rows."""
+    result = step_tasks.large_family.enqueue(20 * FAMILY)
+    process = worker_process("--threads", "1")
+    for _ in range(3):
+        before = Effect.objects.count()
+        eventually(lambda seen=before: Effect.objects.count() > seen, why="no child has run")
+        process.send(signal.SIGTERM)
+        process.wait()
+        assert not Task.objects.filter(status="RUNNING").exists()
+        assert Task.objects.get(pk=result.id).status in ("BLOCKED", "READY", "SUCCESSFUL")
+        process = worker_process("--threads", "1")
+    eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists(), why="a task is left behind")
+    assert Effect.objects.count() == 20 * FAMILY, "each child has run once"
+    assert {each.attempts_made for each in Task.objects.all()} == {1}
+
+
+def test_a_draining_worker_runs_the_children_and_the_task_that_waits_for_them(worker_process):
+    result = step_tasks.large_family.enqueue(FAMILY)
+    assert worker_process("--threads", "2", "--drain").wait() == 0
+    result.refresh()
+    assert result.return_value == list(range(FAMILY))

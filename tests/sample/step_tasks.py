@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import time
 from datetime import timedelta
+from pathlib import Path
 
-from django.db import connection
+from django.db import connection, transaction
 
 from django_pglock import Cancel, Snooze, Unique, task
 from django_pglock.errors import EventTimeout, StepFailed
+from django_pglock.store import children
 from tests.sample.models import Effect
 
 CALLS: list[str] = []
@@ -157,8 +160,6 @@ def goes_on(context):
 
 
 def in_a_transaction(context):
-    from django.db import transaction
-
     with transaction.atomic():
         context.step("inside", part, "inside")
 
@@ -393,8 +394,6 @@ def family_beside_others(context, order_id, depth=0):
 
 
 def gathers_in_a_transaction(context):
-    from django.db import transaction
-
     with transaction.atomic():
         context.gather("inside", [child.call_of(1)])
 
@@ -416,3 +415,48 @@ USES |= {
 def swallow(function):
     with contextlib.suppress(BaseException):
         function()
+
+
+@task
+def counted_child(number):
+    Effect.objects.create(name="child", number=number)
+    return number
+
+
+@task(takes_context=True)
+def large_family(context, count, moment="", fault=0):
+    """Gather children. The worker of the first attempt is struck at a moment of the transaction that enqueues them."""
+    if moment and context.fencing_token == 1:
+        strike_at(moment, fault)
+    results = context.gather("children", [counted_child.call_of(number) for number in range(count)])
+    return [each.return_value for each in results]
+
+
+def strike_at(moment, fault):
+    run = children.run
+
+    def struck(using, statement, *values, **options):
+        is_last = statement is children.SUSPEND_PARENT
+        if is_last and moment == "before the last statement":
+            strike(fault)
+        rows = run(using, statement, *values, **options)
+        if is_last and moment == "before the commit":
+            strike(fault)
+        elif is_last and moment == "after the commit":
+            transaction.on_commit(lambda: strike(fault))
+        return rows
+
+    children.run = struck
+
+
+def strike(fault):
+    """Kill this process, or freeze it with those that have started it, so that nobody replaces it."""
+    if fault == signal.SIGSTOP:
+        starter = os.getppid()
+        for pid in (parent_of(starter), starter):
+            os.kill(pid, fault)
+    os.kill(os.getpid(), fault)
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
