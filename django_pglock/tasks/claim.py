@@ -191,8 +191,8 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
     def sleep(self, name: str, until: float | timedelta | datetime) -> None:
         """Continue the task later: after seconds or a timedelta, or at a date, by the clock of the server.
 
-        Meanwhile the task is a row: it occupies no thread, and keeps its lock key. The function is left, and called
-        again when the time has come. A date in the past does not suspend it.
+        Meanwhile the task is a row: it occupies no thread, and keeps its lock key, unless the key has ``concurrency``.
+        The function is left, and called again when the time has come. A date in the past does not suspend it.
         """
         self._steps.sleep(name, until)
 
