@@ -25,5 +25,7 @@ myst_heading_anchors = 4
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 nitpicky = False
+# Options of commands are no dashes.
+smartquotes = False
 # Addresses of the reader's own machine.
 linkcheck_ignore = [r"http://127\.0\.0\.1"]
