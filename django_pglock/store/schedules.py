@@ -39,6 +39,7 @@ from django_pglock.store.marking import first_free, mark
 from django_pglock.store.statements import rows_of, run
 from django_pglock.store.wake import wake_parents
 from django_pglock.tasks import registry
+from django_pglock.tasks.backends import our_backends
 from django_pglock.tasks.call_keys import keys_of
 from django_pglock.tasks.compat import InvalidTask
 from django_pglock.tasks.schedules import Timing, check_timing, is_scheduled, timing_of
@@ -318,8 +319,8 @@ class ScheduleKeeper:
 
 def known(using: str) -> dict[str, TaskFields]:
     """Return the functions of the project that this process knows and whose tasks are in this database, by path."""
-    tasks = [task for task in registry.definitions() if not task.is_own]
-    return {task.module_path: task for task in tasks if getattr(task.get_backend(), "database", None) == using}
+    aliases = {backend.alias for backend in our_backends(using)}
+    return {each.module_path: each for each in registry.definitions() if each.backend in aliases and not each.is_own}
 
 
 def problems_of(schedule: Any, using: str) -> dict[str, str]:
