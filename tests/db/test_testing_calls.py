@@ -10,7 +10,7 @@ from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.test import TestCase
 
-from django_pglock import Retry, aenqueue_many, enqueue_many, task
+from django_pglock import Retry, aenqueue_many, enqueue_many, pytest_plugin, task
 from django_pglock.errors import ConfigurationError, TaskArgumentsError
 from django_pglock.models import Task
 from django_pglock.testing import EnqueuedCall, enqueued, make_context, patch_enqueue, run_tasks
@@ -63,16 +63,15 @@ def test_a_call_of_enqueue_on_commit_comes_with_the_commit():
     assert len(calls) == 1
 
 
-def test_the_fixture_lists_calls_to_the_end_of_the_test(pytester_of_plugin):
-    calls, everything = pytester_of_plugin(add), pytester_of_plugin()
+#: Also where the package is not installed, so that pytest does not find its plug-in.
+listed = pytest_plugin.enqueued
+
+
+def test_the_fixture_lists_calls_to_the_end_of_the_test(listed):
+    calls, everything = listed(add), listed()
     add.enqueue(1, 2)
     nothing.enqueue()
     assert ([call.args for call in calls], len(everything)) == ([(1, 2)], 2)
-
-
-@pytest.fixture
-def pytester_of_plugin(enqueued):
-    return enqueued
 
 
 # patch_enqueue

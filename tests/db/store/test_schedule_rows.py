@@ -20,6 +20,7 @@ from django_pglock.store.schedules import ScheduleKeeper
 from django_pglock.tasks import registry
 from tests.db.store.schedules import HOUR, NIGHTLY, decorate, of_code, schedule
 from tests.sample import scheduled
+from tests.sample.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
 
@@ -140,6 +141,21 @@ def test_a_dump_has_the_schedules_of_people(tmp_path):
     call_command("loaddata", str(path))
     assert Schedule.objects.get().note == row.note
     assert len(keep()) == 1
+
+
+def test_an_idle_worker_keeps_a_schedule_that_is_created_while_it_runs(worker, eventually):
+    """And it stops when the row is deleted."""
+    worker()
+    decorate(scheduled.nightly)
+    Schedule.objects.create(name="mine", task_path=NIGHTLY, kwargs={"name": "by people"}, expression="every 0.1 s")
+    eventually(lambda: Effect.objects.filter(name="by people").count() > 2, why="it does not tick")
+    Schedule.objects.all().delete()
+    runs = Task.objects.all()
+    eventually(lambda: not runs.exclude(status="SUCCESSFUL").exists())
+    count = runs.count()
+    Schedule.objects.create(name="next", task_path=PATH, args=[1], expression="every 0.1 s")
+    eventually(lambda: runs.filter(task_path=PATH).count() > 2)
+    assert runs.filter(task_path=NIGHTLY).count() == count
 
 
 # Edits
