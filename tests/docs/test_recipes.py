@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
@@ -50,13 +51,14 @@ def test_a_mail_is_sent_after_the_commit_and_not_after_a_rollback(page):
     assert [each.to for each in mail.outbox] == [["ada@example.com"]]
 
 
-def test_all_mails_of_the_project_are_sent_by_tasks(page, monkeypatch):
-    tasks = page("tasks")
+@pytest.mark.usefixtures("own_registry")
+def test_all_mails_of_the_project_are_sent_by_tasks(monkeypatch):
+    mails = importlib.import_module("example_project.mails")
     message = mail.EmailMultiAlternatives("Welcome", "Hello", "shop@example.com", ["ada@example.com"])
     message.attach_alternative("<p>Hello</p>", "text/html")
     sent = []
-    monkeypatch.setattr(tasks, "smtp", lambda: SimpleNamespace(send_messages=sent.extend))
-    tasks.TaskBackend().send_messages([message])
+    monkeypatch.setattr(mails, "smtp", lambda: SimpleNamespace(send_messages=sent.extend))
+    mails.TaskBackend().send_messages([message])
     assert sent == []
     run_tasks()
     assert [each.subject for each in sent] == ["Welcome"]
