@@ -61,6 +61,13 @@ def test_python_blocks_run_in_order(page, monkeypatch):
         assert ran.wasSuccessful(), ran.errors + ran.failures
 
 
+def test_the_front_door_has_at_most_fifteen_pages_and_4500_lines_in_all():
+    """What is proof stands in docs/evidence. A page that grows makes another one shorter."""
+    pages = [ROOT / "README.md", *(page for page in (ROOT / "docs").glob("*.md") if page.stem != "index")]
+    assert len(pages) <= 15
+    assert sum(len(page.read_text().splitlines()) for page in pages) <= 4_500
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_that_are_named_exist(page):
     known = set(get_commands()) | {"test"}
