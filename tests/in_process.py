@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from asyncio import AbstractEventLoop
 from typing import Any
 
 from django_pglock.worker import Worker
 from django_pglock.worker.channel import Channel
 from django_pglock.worker.child.child import Child
-from django_pglock.worker.loop import Loop
 
 NEVER = 60.0
 
@@ -20,7 +20,7 @@ class InProcessChild(Child):
 
     def leave(self) -> None:
         self.have_all_finished = False
-        self.loop.unwatch(self.channel)
+        self.loop.remove_reader(self.channel.fileno())
         self.end()
 
 
@@ -29,7 +29,7 @@ class ThreadStarter:
 
     pids = ()
 
-    def __init__(self, loop: Loop, run_child: Any, command: Any, on_end: Any, on_lost: Any) -> None:
+    def __init__(self, loop: AbstractEventLoop, run_child: Any, command: Any, on_end: Any, on_lost: Any) -> None:
         self.loop = loop
         self.on_end = on_end
         self.children: list[InProcessChild] = []
@@ -46,7 +46,7 @@ class ThreadStarter:
             code = child.run()
             end.flush()
             end.close()
-            self.loop.call_soon(lambda: self.on_end(key, code))
+            self.loop.call_soon_threadsafe(self.on_end, key, code)
 
         thread = threading.Thread(target=run, name="lockworker-child", daemon=True)
         self._threads.append(thread)

@@ -1,4 +1,4 @@
-"""The channel between the parent and one child: a pair of sockets, and messages in JSON, one a line.
+"""The channel between the parent and one child: a pair of sockets, and messages in JSON, one a line. And their loops.
 
 Each side notices the death of the other, because the kernel closes the sockets of a dead process. To send never waits:
 what the other side does not read is kept, and sent later.
@@ -15,6 +15,7 @@ a draining child could not run).
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -23,12 +24,29 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from django_pglock.loggers import WORKER, get_logger
+
+logger = get_logger(WORKER)
+
 #: Bytes that are kept for a side that does not read. Beyond that, messages are dropped: the other side is frozen, and
 #: is replaced, or is dead.
 MOST_KEPT = 4 * 2**20
 _READ_AT_ONCE = 65_536
 
 Message = dict[str, Any]
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop for the main thread of a process: it waits for sockets and timers, and no call may block.
+
+    An error of a call is logged, and the loop continues.
+    """
+    # Whatever policy the project has set.
+    loop = asyncio.SelectorEventLoop()
+    loop.set_exception_handler(
+        lambda _, about: logger.error("The worker met an error, and continues.", exc_info=about.get("exception"))
+    )
+    return loop
 
 
 class Channel:

@@ -7,6 +7,7 @@ threads and sessions of their own.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -23,8 +24,8 @@ from django_pglock.errors import ConfigurationError, model_of
 from django_pglock.loggers import WORKER, get_logger, written_by_thread
 from django_pglock.postgres.connections import is_forbidden
 from django_pglock.tasks.backends import database_of_tasks
+from django_pglock.worker.channel import new_loop
 from django_pglock.worker.child.child import run_child
-from django_pglock.worker.loop import Loop
 from django_pglock.worker.options import check_options
 from django_pglock.worker.parent.crew import CHECK_INTERVAL, Crew
 from django_pglock.worker.parent.health import Health, SystemdNotifier
@@ -67,7 +68,7 @@ class Worker:
 
     #: What starts the children. Tests have another one.
     make_starter = staticmethod(make_starter)
-    loop: Loop
+    loop: asyncio.AbstractEventLoop
 
     def __init__(
         self,
@@ -124,14 +125,18 @@ class Worker:
         for each in self.databases:
             _refuse_in_test_case(each)
         refuse_platform()
-        self.loop, self._began_at = Loop(), time.monotonic()
+        self.loop, self._began_at = new_loop(), time.monotonic()
         self.crews.clear()
         self.health.is_stopping = False
         with ExitStack() as ends:
-            ends.callback(self.loop.close)
             is_main = threading.current_thread() is threading.main_thread()
-            if is_main:
-                self._handle_signals(ends)
+            signals = stop_signals() if is_main else []
+            for number in signals:
+                ends.callback(signal.signal, number, signal.getsignal(number))
+            # It sets the handlers of signals to the defaults.
+            ends.callback(self.loop.close)
+            for number in signals:
+                self.loop.add_signal_handler(number, self._on_signal, number)
             starter = self.make_starter(self.loop, run_child, self.command, self._on_child_end, self._on_starter_lost)
             ends.callback(starter.close)
             # After the fork of the starter, which has no thread. In tests, the process is not the worker's.
@@ -144,7 +149,8 @@ class Worker:
         """Have running tasks finish, and end; at a second call, give them back. For any thread."""
         self._stops += 1
         if self._is_begun:
-            self.loop.call_soon(self._obey_stop)
+            with suppress(RuntimeError):  # it has ended, and the loop is closed
+                self.loop.call_soon_threadsafe(self._obey_stop)
 
     def _run(self, starter: Starter, ends: ExitStack) -> None:
         for place, using in enumerate(self.databases):
@@ -169,7 +175,7 @@ class Worker:
         self._is_begun = True
         if self._stops:
             self._obey_stop()
-        self.loop.run()
+        self.loop.run_forever()
 
     def _obey_stop(self) -> None:
         # A person who ends a worker that is about to start again does not want it to start.
@@ -183,17 +189,7 @@ class Worker:
             crew.end(drain=drain)
         self._end_if_done()
 
-    # Signals
-
-    def _handle_signals(self, ends: ExitStack) -> None:
-        signal.set_wakeup_fd(self.loop.wakeup_fd, warn_on_full_buffer=False)
-        ends.callback(signal.set_wakeup_fd, -1)
-        for number in stop_signals():
-            ends.callback(signal.signal, number, signal.signal(number, self._on_signal))
-        # An empty handler: without one, the signal would not wake the loop.
-        ends.callback(signal.signal, signal.SIGCHLD, signal.signal(signal.SIGCHLD, lambda *_: None))
-
-    def _on_signal(self, number: int, frame: Any) -> None:
+    def _on_signal(self, number: int) -> None:
         # A shell and the kernel may both send a SIGHUP, so it never counts as the second signal.
         if number != HANG_UP or self._stops == 0:
             self.stop()
@@ -234,7 +230,7 @@ class Worker:
             crew.check()
             self._give_up_start(crew)
         self._end_if_done()
-        self.loop.call_later(CHECK_INTERVAL, lambda: self._check(starter))
+        self.loop.call_later(CHECK_INTERVAL, self._check, starter)
 
     def _give_up_start(self, crew: Crew) -> None:
         """End a worker with ``drain`` that cannot begin. A cron job must not wait until a right is granted."""

@@ -6,6 +6,7 @@ and listens for nothing itself: the parent does. If the parent ends, so does the
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import gc
 import logging
@@ -26,7 +27,7 @@ from django_pglock.loggers import WORKER, get_logger, written_by_thread
 from django_pglock.postgres.connections import is_forbidden
 from django_pglock.store.liveness import silent_after
 from django_pglock.tasks import registry
-from django_pglock.worker.channel import Channel
+from django_pglock.worker.channel import Channel, new_loop
 from django_pglock.worker.child.attempt import Attempt
 from django_pglock.worker.child.claimer import Claimer
 from django_pglock.worker.child.executor import Executor
@@ -34,7 +35,6 @@ from django_pglock.worker.child.feeder import Drain, Feeder, ParentsHeartbeat
 from django_pglock.worker.child.in_flight import InFlight
 from django_pglock.worker.child.runners import TaskThread, Watchdog, close_sessions_of_ended_threads
 from django_pglock.worker.child.settler import Settler
-from django_pglock.worker.loop import READ, Loop, Timer
 from django_pglock.worker.queues import Queues
 from django_pglock.worker.service import Service
 
@@ -85,7 +85,7 @@ class Child:
         using = options["using"]
         queues = Queues(options["queues"], exclude=options["exclude"])
         self.grace = float(options["grace"])
-        self.loop = Loop()
+        self.loop = new_loop()
         self.in_flight = InFlight(
             options["threads"], most=options["max_tasks"], queues=queues, tell_parent=channel.send
         )
@@ -93,7 +93,7 @@ class Child:
         self.watchdog = Watchdog(
             grace_period=max(self.grace, LEAST_GRACE_PERIOD),
             send=channel.send,
-            changed=lambda: self.loop.call_soon(self._watch),
+            changed=lambda: self._call_soon(self._watch),
             long_overdue=self._end_for_overrun,
         )
         self.executor = Executor(self.in_flight, using, self.watchdog)
@@ -105,7 +105,7 @@ class Child:
         self.services: list[Service] = [self.feeder, self.settler]
         #: What each part was doing at the last check, and for how many checks in a row.
         self._stages: dict[Any, tuple[Any, int]] = {}
-        self._next_watch: Timer | None = None
+        self._next_watch: asyncio.TimerHandle | None = None
         self._known = -1
         self._is_started = self.is_stopping = False
         self._ends_at = 0.0
@@ -114,14 +114,14 @@ class Child:
 
     def run(self) -> int:
         """Run until the parent ends this child, or until it has to be replaced. Return the exit code."""
-        self.loop.watch(self.channel, READ, self.receive)
+        self.loop.add_reader(self.channel.fileno(), self.receive)
         # Messages may have come together with the options.
         self.loop.call_soon(self.receive)
         self._tell_functions()
         self.settler.start()
         self.executor.start()
         self.loop.call_later(0.0, self._check)
-        self.loop.run()
+        self.loop.run_forever()
         self.loop.close()
         if self.drain_state is not None and self.drain_state.left_behind:
             self.channel.send(left_behind=self.drain_state.left_behind)
@@ -270,12 +270,17 @@ class Child:
 
     def stop(self) -> None:
         """Claim nothing more, give back what has not begun, and end when the running tasks have finished."""
-        self.loop.call_soon(self._begin_to_end)
+        self._call_soon(self._begin_to_end)
 
     def end(self) -> None:
         """Stop, and give the running tasks no time to finish."""
         self.grace, self._ends_at = 0.0, time.monotonic()
         self.stop()
+
+    def _call_soon(self, call: Callable[[], None]) -> None:
+        """Call a function in the main thread. For any thread."""
+        with suppress(RuntimeError):  # the process has just ended its work
+            self.loop.call_soon_threadsafe(call)
 
     def _begin_to_end(self) -> None:
         if not self.is_stopping:
@@ -286,7 +291,7 @@ class Child:
 
     def _continue(self, steps: Iterator[None]) -> None:
         for _ in steps:
-            self.loop.call_later(ENDING_INTERVAL, lambda: self._continue(steps))
+            self.loop.call_later(ENDING_INTERVAL, self._continue, steps)
             return
         self.loop.stop()
 
@@ -347,8 +352,8 @@ def run_child(end: socket.socket) -> int:
     """Run a child in this process. ``end`` is its end of the channel. Return the exit code."""
     channel = Channel(end)
     options = _options_from(channel)
-    prepare_process(options["number"])
     child = Child(channel, options)
+    prepare_process(options["number"])
     with written_by_thread(only_mine=True):
         code = child.run()
     channel.flush()

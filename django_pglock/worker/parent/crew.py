@@ -12,6 +12,7 @@ import math
 import signal
 import socket
 import time
+from asyncio import AbstractEventLoop, TimerHandle
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,7 +26,6 @@ from django_pglock.postgres.connections import pause_after
 from django_pglock.store.liveness import Beat, HeartbeatReply, missing
 from django_pglock.worker.channel import Channel
 from django_pglock.worker.child.child import LEFT_BEHIND
-from django_pglock.worker.loop import READ, Loop, Timer
 from django_pglock.worker.parent.heartbeat import Heartbeat
 from django_pglock.worker.parent.starter import Starter
 from django_pglock.worker.parent.upkeep import Upkeep
@@ -105,7 +105,9 @@ class Crew:
     those of the heartbeat.
     """
 
-    def __init__(self, loop: Loop, starter: Starter, options: dict[str, Any], *, first: int, count: int) -> None:
+    def __init__(
+        self, loop: AbstractEventLoop, starter: Starter, options: dict[str, Any], *, first: int, count: int
+    ) -> None:
         self.loop = loop
         self._starter = starter
         self.using: str = options["using"]
@@ -127,7 +129,7 @@ class Crew:
         self.left_behind: list[str] = []
         self._failures: Counter[int] = Counter()
         # The numbers of the children that have to be started later.
-        self._later: dict[int, Timer] = {}
+        self._later: dict[int, TimerHandle] = {}
         self._numbers = range(first, first + count)
         # The values of the row of each child.
         self._row: dict[str, Any] = {"hostname": socket.gethostname()[:255], "threads": options["threads"]}
@@ -235,7 +237,7 @@ class Crew:
         child = Child(number, Channel(ours))
         child.channel.send(start={**self.options, "id": str(child.id), "number": number})
         self.all.append(child)
-        self.loop.watch(child.channel, READ, lambda: self._receive(child))
+        self.loop.add_reader(child.channel.fileno(), self._receive, child)
         with theirs:
             self._starter.start(child.id.hex, theirs)
 
@@ -243,7 +245,7 @@ class Crew:
         self._failures[number] += 1
         pause = pause_after(self._failures[number], FIRST_PAUSE, LONGEST_PAUSE)
         logger.warning("%s. It is started again in %.1f s.", why, pause)
-        self._later[number] = self.loop.call_later(pause, lambda: self._start(number))
+        self._later[number] = self.loop.call_later(pause, self._start, number)
 
     def _receive(self, child: Child) -> None:
         for message in child.channel.receive():
@@ -252,7 +254,7 @@ class Crew:
                 self._hear(child, kind, value)
         if child.channel.is_over:
             # It has ended, or a task has closed the files of its process. Then it hears nothing more.
-            self.loop.unwatch(child.channel)
+            self.loop.remove_reader(child.channel.fileno())
             child.end_within(DEAF_MARGIN)
 
     def _hear(self, child: Child, kind: str, value: Any) -> None:
@@ -313,7 +315,7 @@ class Crew:
 
     def _forget(self, child: Child) -> None:
         self.all.remove(child)
-        self.loop.unwatch(child.channel)
+        self.loop.remove_reader(child.channel.fileno())
         child.channel.close()
 
     def _replace_after_end(self, child: Child, code: int | str) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 import os
 import socket
 import time
+from asyncio import AbstractEventLoop
 from collections import Counter
 from collections.abc import Sequence
 
 from django_pglock.conf import get_settings
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.liveness import silent_after
-from django_pglock.worker.loop import Loop
 from django_pglock.worker.parent.crew import Crew
 from django_pglock.worker.parent.heartbeat import MigrationsPending
 
@@ -87,7 +87,7 @@ class SystemdNotifier:
     The loop sends the messages. So they stop if the loop hangs, and do not if the database cannot be reached.
     """
 
-    def __init__(self, loop: Loop, health: Health) -> None:
+    def __init__(self, loop: AbstractEventLoop, health: Health) -> None:
         self.loop = loop
         self.health = health
         self.address = os.environ.get("NOTIFY_SOCKET", "")

@@ -16,10 +16,12 @@ import gc
 import json
 import multiprocessing
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -27,7 +29,6 @@ from django.db import connections
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.postgres.forking import die_with_parent
-from django_pglock.worker.loop import READ, Loop
 
 #: The environment variable with the descriptor of the channel and the parent's process id, in a new interpreter.
 CHANNEL_FD = "DJANGO_PGLOCK_CHANNEL"
@@ -44,7 +45,11 @@ OnEnd = Callable[[str, int | str], None]
 
 
 def make_starter(
-    loop: Loop, run_child: RunChild, command: Callable[[], Sequence[str]], on_end: OnEnd, on_lost: Callable[[], None]
+    loop: AbstractEventLoop,
+    run_child: RunChild,
+    command: Callable[[], Sequence[str]],
+    on_end: OnEnd,
+    on_lost: Callable[[], None],
 ) -> Starter:
     """Return the starter for this system: call it before the process opens sessions and starts threads.
 
@@ -65,7 +70,9 @@ class ForkStarter:
     A message to it is the key of a child: with a descriptor, the child is started, and without one it is killed.
     """
 
-    def __init__(self, loop: Loop, run_child: RunChild, on_end: OnEnd, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self, loop: AbstractEventLoop, run_child: RunChild, on_end: OnEnd, on_lost: Callable[[], None]
+    ) -> None:
         self.loop = loop
         self.on_end = on_end
         self.on_lost = on_lost
@@ -83,7 +90,7 @@ class ForkStarter:
         self.pids = [self.pid]
         theirs.close()
         self._control.setblocking(False)
-        loop.watch(self._control, READ, self._receive)
+        loop.add_reader(self._control.fileno(), self._receive)
         self._continue()
 
     def start(self, key: str, channel: socket.socket) -> None:
@@ -100,7 +107,7 @@ class ForkStarter:
 
     def close(self) -> None:
         """Start nothing more. All children have ended, or are killed."""
-        self.loop.unwatch(self._control)
+        self.loop.remove_reader(self._control.fileno())
         # It has nothing more to do, and may be stopped.
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.pid, signal.SIGKILL)
@@ -115,8 +122,7 @@ class ForkStarter:
             return
         except OSError:
             pass  # it has ended with requests unread
-        self.loop.unwatch(self._control)
-        self._control.close()
+        self.loop.remove_reader(self._control.fileno())
         self.on_lost()
 
     def _continue(self) -> None:
@@ -135,9 +141,11 @@ class ForkServer:
         self._run_child = run_child
         # Their process ids, by their keys.
         self._children: dict[str, int] = {}
-        self._loop = Loop()
         self._is_over = False
-        control.setblocking(False)
+        # A signal, for which nothing else waits, ends the wait for requests.
+        self._signals, self._wakeup = socket.socketpair()
+        for each in (control, self._signals, self._wakeup):
+            each.setblocking(False)
 
     def serve(self, parent: int) -> int:
         """Serve until the parent has ended or has closed its end."""
@@ -148,10 +156,12 @@ class ForkServer:
         # The parent ends the children: signals that reach all processes of a group are for the parent.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
-        signal.set_wakeup_fd(self._loop.wakeup_fd, warn_on_full_buffer=False)
-        self._loop.watch(self._control, READ, self._serve_requests)
+        signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
         while not self._is_over:
-            self._loop.run_once()
+            select.select([self._control, self._signals], [], [])
+            with suppress(BlockingIOError):
+                self._signals.recv(_LONGEST_MESSAGE)
+            self._serve_requests()
             self._reap()
         for pid in self._children.values():
             with suppress(OSError):
@@ -187,8 +197,8 @@ class ForkServer:
             die_with_parent(starter)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self._loop.close()
-            self._control.close()
+            for each in (self._signals, self._wakeup, self._control):
+                each.close()
             run_to_end(lambda: self._run_child(channel))
         channel.close()
         self._children[key] = pid
@@ -212,7 +222,7 @@ class ForkServer:
 class SpawnStarter:
     """Starts children as new interpreters with the parent's command line."""
 
-    def __init__(self, loop: Loop, command: Sequence[str], on_end: OnEnd) -> None:
+    def __init__(self, loop: AbstractEventLoop, command: Sequence[str], on_end: OnEnd) -> None:
         self.loop = loop
         self.command = command
         self.on_end = on_end

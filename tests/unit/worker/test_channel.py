@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from django_pglock.worker import channel as module
-from django_pglock.worker.channel import Channel
+from django_pglock.worker.channel import Channel, new_loop
 from tests.conftest import NEVER
 
 
@@ -123,3 +123,15 @@ def test_a_reset_is_an_end(ends):
     first.close()
     assert list(second.receive()) == []
     assert second.is_over
+
+
+def test_an_error_of_a_call_ends_neither_the_loop_nor_the_other_calls(ends, caplog):
+    (first, second), loop = ends, new_loop()
+    loop.add_reader(second.fileno(), lambda: [*second.receive(), 1 / 0])
+    loop.call_later(0.0, lambda: 1 / 0)
+    loop.call_later(0.05, loop.stop)
+    first.send(number=1)
+    loop.run_forever()
+    loop.close()
+    assert caplog.text.count("The worker met an error, and continues.") == 2
+    assert caplog.text.count("ZeroDivisionError") >= 2

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from django_pglock.errors import TaskStopped, TaskTimeout
+from django_pglock.worker.channel import new_loop
 from django_pglock.worker.child.attempt import Attempt
 from django_pglock.worker.child.runners import TaskThread, Watchdog
-from django_pglock.worker.loop import Loop
 from tests.conftest import NEVER
 
 
@@ -41,17 +41,17 @@ class Call(Attempt):
 @pytest.fixture
 def watchdog():
     """A watchdog that is called by a loop in another thread, as the main thread of a child calls it."""
-    loop = Loop()
+    loop = new_loop()
 
     def watch():
         if (due_in := watchdog.check()) < math.inf:
             loop.call_later(due_in, watch)
 
-    watchdog = Watchdog(changed=lambda: loop.call_soon(watch))
-    thread = threading.Thread(target=loop.run)
+    watchdog = Watchdog(changed=lambda: loop.call_soon_threadsafe(watch))
+    thread = threading.Thread(target=loop.run_forever)
     thread.start()
     yield watchdog
-    loop.stop()
+    loop.call_soon_threadsafe(loop.stop)
     thread.join(60)
     assert not thread.is_alive()
     loop.close()

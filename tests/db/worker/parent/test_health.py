@@ -39,7 +39,7 @@ def test_a_worker_that_stops_lives_and_is_not_ready(probed, eventually):
 
 def test_a_loop_that_hangs_is_not_alive(probed, eventually, monkeypatch):
     worker, go_on = probed(), threading.Event()
-    worker.loop.call_soon(lambda: go_on.wait(FOREVER))
+    worker.loop.call_soon_threadsafe(go_on.wait, FOREVER)
     try:
         eventually(lambda: ask(worker, "/livez")[0] == 503)
         assert "The worker has not responded for" in ask(worker, "/livez")[1]

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_pglock.worker.channel import Channel
-from django_pglock.worker.loop import Loop
+from django_pglock.worker.channel import Channel, new_loop
 from django_pglock.worker.parent.crew import Crew
 from tests.conftest import NEVER
 
@@ -46,7 +45,8 @@ class Observed(Crew):
         deadline = time.monotonic() + NEVER
         while not (value := is_true()):
             assert time.monotonic() < deadline, "it never came true"
-            self.loop.run_once()
+            self.loop.call_later(0.001, self.loop.stop)
+            self.loop.run_forever()
             self.check()
         return value
 
@@ -75,7 +75,7 @@ def make():
 
     def make(count: int = 1, **options: Any) -> Observed:
         given = {"using": "default", "grace": 0.0, "drain": False, "threads": 1, "queues_given": [], **options}
-        children = Observed(Loop(), fake := FakeStarter(), given, first=1, count=count)
+        children = Observed(new_loop(), fake := FakeStarter(), given, first=1, count=count)
         children.fake = fake
         fake.on_end = children.note_end
         made.append(children)

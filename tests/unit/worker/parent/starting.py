@@ -13,8 +13,7 @@ import socket
 import sys
 import time
 
-from django_pglock.worker.channel import Channel
-from django_pglock.worker.loop import READ, Loop
+from django_pglock.worker.channel import Channel, new_loop
 from django_pglock.worker.parent.starter import channel_of_spawned, make_starter, run_to_end
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -56,14 +55,14 @@ class Parent:
     """Starts children, and passes commands on."""
 
     def __init__(self) -> None:
-        self.loop = Loop()
+        self.loop = new_loop()
         self.children: dict[str, Channel] = {}
         command = [sys.executable, __file__, "child"]
         sys.stdout.write("printed by the parent\n")
         self.starter = make_starter(
             self.loop, run_child, lambda: command, self.on_end, lambda: say("lost", self.loop.stop())
         )
-        self.loop.watch(0, READ, self.read)
+        self.loop.add_reader(0, self.read)
 
     def read(self) -> None:
         for line in os.read(0, 1000).decode().splitlines():
@@ -83,7 +82,7 @@ class Parent:
         ours, theirs = socket.socketpair()
         channel, key = Channel(ours), str(len(self.children))
         self.children[key] = channel
-        self.loop.watch(channel, READ, lambda: self.receive(key))
+        self.loop.add_reader(channel.fileno(), self.receive, key)
         with theirs:
             self.starter.start(key, theirs)
         say("started", key)
@@ -92,7 +91,7 @@ class Parent:
         for message in self.children[key].receive():
             say("heard", key, message)
         if self.children[key].is_over:
-            self.loop.unwatch(self.children[key])
+            self.loop.remove_reader(self.children[key].fileno())
             say("over", key)
 
     def on_end(self, key: str, code: int | str) -> None:
@@ -106,7 +105,7 @@ def main(kind: str) -> None:
         multiprocessing.set_start_method("spawn")
     parent = Parent()
     say("begun", os.getpid(), getattr(parent.starter, "pid", 0))
-    parent.loop.run()
+    parent.loop.run_forever()
 
 
 if __name__ == "__main__":
