@@ -6,7 +6,7 @@ import logging
 import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from django.apps import apps
@@ -20,7 +20,6 @@ from django_pglock.loggers import WORKER, get_logger
 from django_pglock.management.arguments import WrongArguments
 from django_pglock.tasks import registry
 from django_pglock.tasks.schedules import timing_of
-from django_pglock.worker.child.logs import keep_off_terminal
 from django_pglock.worker.queues import Queues
 
 if TYPE_CHECKING:
@@ -30,6 +29,9 @@ logger = get_logger(WORKER)
 
 #: Functions and schedules that are named at most.
 FEW = 8
+#: The loggers of the two packages that ``django.tasks`` comes from, which logs the start and the end of each task. With
+#: Django's default settings and DEBUG off, the handler drops both. To make them took a third of a worker's time.
+NAMES = ("django.tasks", "django_tasks")
 
 
 def banner(queues: Queues, databases: Sequence[str], *, processes: int, threads: int) -> str:
@@ -111,3 +113,54 @@ def show_log(verbosity: int, *, is_one_of_several: bool) -> None:
             # Instead of the lines of django.tasks: in development people want to see that a task has run.
             logger.setLevel(logging.DEBUG)
         keep_off_terminal()
+
+
+def silence_unhandled_loggers() -> list[str]:
+    """Set the level of django.tasks' loggers to WARNING if no handler takes lower records. Return the loggers' names.
+
+    Only for a process that belongs to the worker. A logger with a level is not changed. No logger is changed if other
+    code has replaced the method that calls the handlers, as some error trackers do to collect log records.
+    """
+    if logging.Logger.callHandlers.__module__ != "logging":
+        return []
+    silenced = [name for name in NAMES if not logging.getLogger(name).level and not is_handled(name, logging.INFO)]
+    for name in silenced:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return silenced
+
+
+def keep_off_terminal() -> None:
+    """Keep the records of django.tasks off the terminal, because the worker's own log has the same information.
+
+    Other handlers, such as the one that mails errors to the admins, still get the records.
+    """
+    for name in NAMES:
+        for handler in _handlers_of(name):
+            if isinstance(handler, logging.StreamHandler):
+                handler.addFilter(_is_of_others)
+        if not logging.getLogger(name).hasHandlers():
+            # Without a handler Python would write warnings and errors to the terminal.
+            logging.getLogger(name).addHandler(logging.NullHandler())
+
+
+def _is_of_others(record: logging.LogRecord) -> bool:
+    return record.name not in NAMES
+
+
+def is_handled(name: str, level: int) -> bool:
+    """Return whether a handler would take a record of this logger and level."""
+    if not logging.getLogger(name).isEnabledFor(level):
+        return False
+    try:
+        record = logging.getLogger(name).makeRecord(name, level, "", 0, "", (), None)
+        return any(level >= handler.level and handler.filter(record) for handler in _handlers_of(name))
+    except Exception:  # noqa: BLE001 - a filter or a factory of records of the project raises
+        return True
+
+
+def _handlers_of(name: str) -> Iterator[logging.Handler]:
+    """Yield the handlers that get the records of a logger: its own, and those of its parent loggers."""
+    logger: logging.Logger | None = logging.getLogger(name)
+    while logger is not None:
+        yield from (each for each in logger.handlers if not isinstance(each, logging.NullHandler))
+        logger = logger.parent if logger.propagate else None

@@ -17,11 +17,10 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.management.arguments import WrongArguments, number, wrong_arguments
 from django_pglock.management.terminal import TerminalCommand
-from django_pglock.management.worker_process import banner, own_command_line, show_log
+from django_pglock.management.worker_process import banner, own_command_line, show_log, silence_unhandled_loggers
 from django_pglock.tasks.backends import database_of_tasks, our_backends
 from django_pglock.worker import Worker
 from django_pglock.worker.child.child import LEFT_BEHIND, run_child
-from django_pglock.worker.child.logs import silence_unhandled_loggers
 from django_pglock.worker.options import DEFAULT_HOST, NUMBERS
 from django_pglock.worker.parent.starter import channel_of_spawned, run_to_end
 from django_pglock.worker.queues import Queues
