@@ -25,7 +25,7 @@ from django_pglock.loggers import get_logger
 from django_pglock.store.numbers import depths
 from django_pglock.store.statements import rows_of
 from django_pglock.tasks.backends import our_backends
-from django_pglock.worker.parent.metrics import PREFIX, depth_families
+from django_pglock.worker.parent.probes import PREFIX, depth_families
 
 logger = get_logger("django_pglock.tasks")
 

@@ -17,7 +17,7 @@ from django_pglock.conf import Settings
 from django_pglock.store.count import QueueCounts
 from django_pglock.store.numbers import Counts
 from django_pglock.tasks.fields import OPTIONS, By, TaskFields
-from django_pglock.worker.parent import metrics as worker_metrics
+from django_pglock.worker.parent import probes as worker_metrics
 
 PACKAGE = Path(__file__).resolve().parents[2] / "django_pglock"
 WHO = {By.BOTH: "", By.FUNCTION: " Only @task.", By.CALL: " Only using()."}

@@ -21,7 +21,7 @@ from django_pglock.tasks.definition import PostgresTask
 from django_pglock.tasks.fields import OPTIONS, TaskFields
 from django_pglock.tasks.states import MOVES, TaskStatus
 from django_pglock.worker.child.child import LEFT_BEHIND
-from django_pglock.worker.parent.metrics import attempt_families, depth_families, gauges
+from django_pglock.worker.parent.probes import attempt_families, depth_families, gauges
 from example_project.systems import NAMES
 from tests.conftest import ROOT
 

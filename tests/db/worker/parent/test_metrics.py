@@ -9,7 +9,7 @@ import pytest
 from django.db import OperationalError
 
 from django_pglock.models import Number, Queue, Task
-from django_pglock.worker.parent import metrics as module
+from django_pglock.worker.parent import probes as module
 from tests.conftest import NEVER
 from tests.db.worker.parent.asking import ask, metrics
 from tests.db.worker.parent.conftest import sessions
