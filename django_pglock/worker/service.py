@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from django.db import InterfaceError, OperationalError, connections
 
+from django_pglock.conf import get_settings
 from django_pglock.error_reading import one_line
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import (
@@ -40,6 +41,10 @@ logger = get_logger(WORKER)
 #: after it within which the server's answer must come, if the limit is not shorter.
 STATEMENT_TIMEOUT, LATE_ANSWER = 30.0, 5.0
 
+#: A service counts as hung after this multiple of HEARTBEAT_LIMIT without a report. A multiple of one would be too
+#: strict: it may wait for a lock on a table that is being changed.
+HUNG_AFTER = 2
+
 #: The first letters of SQLSTATEs by which the server refuses or ends a connection: errors of the connection, too few
 #: resources, and an operator's intervention. Not 57014, the cancel of a statement.
 CONNECTION_SQLSTATES = ("08", "53", "57P")
@@ -50,6 +55,23 @@ OWN_LIMITS = ("statement_timeout", "idle_in_transaction_session_timeout")
 NO_LIMITS = {"lock_timeout": "0", "idle_session_timeout": "0", "transaction_timeout": "0"}
 
 
+class Stage:
+    """What a part is busy with, and at how many checks in a row it was busy with the same.
+
+    It counts checks instead of seconds, because time also passes while the process is stopped.
+    """
+
+    def __init__(self) -> None:
+        self._what: Any = None
+        self.checks = 0
+
+    def check(self, what: Any) -> int:
+        """Note what the part is busy with now; None: with nothing. Return the number of checks."""
+        self.checks = self.checks + 1 if what is not None and what is self._what else 0
+        self._what = what
+        return self.checks
+
+
 class Service:
     """One thread with a loop and a database session.
 
@@ -57,7 +79,7 @@ class Service:
     Django connection, so each query of this thread runs in it. It is opened before the first pass, and again after each
     loss. Time limits that a database administrator has set for the role are switched off, because here an idle session
     is normal. The server cancels a statement that takes longer than ``statement_timeout`` seconds. If the server cannot
-    be reached, ``end_late()`` closes the connection.
+    be reached, ``trouble()`` closes the connection.
     """
 
     name = "service"
@@ -76,9 +98,9 @@ class Service:
         # Set already while the session is being opened, because that also sends statements.
         self._connection: DatabaseWrapper | None = None
         self._connects = 0
-        # The number of statements, and since when the present one was found to wait, by time.monotonic().
         self._statements = 0
-        self._late: tuple[int, float] = (0, math.inf)
+        #: The statement for which it waits, or the moment at which it should have reported.
+        self.stage = Stage()
 
     @property
     def statement_timeout(self) -> float:
@@ -127,28 +149,25 @@ class Service:
         """The number of sessions that were opened because an earlier one was lost."""
         return max(0, self._connects - 1)
 
-    @property
-    def waits_for_answer(self) -> bool:
-        """Whether the service waits for the server."""
-        connection = self._connection
-        return connection is not None and has_statement_in_progress(connection)
+    def trouble(self) -> str | None:
+        """Return in a sentence why the thread does nothing any more; None: it works. Call it once a second.
 
-    def end_late(self) -> None:
-        """End the session if the answer to a statement is late: the connection is half open. Call it once a second.
-
-        The server itself ends a statement after ``statement_timeout``.
+        If it waits for the server for too long, the connection is half open, and is closed: the server itself ends a
+        statement after ``statement_timeout``.
         """
-        connection, number, now = self._connection, self._statements, time.monotonic()
-        if connection is None or not self.waits_for_answer:
-            self._late = (0, math.inf)
-        elif number != self._late[0]:
-            self._late = (number, now)
-        elif now - self._late[1] > self.statement_timeout + min(LATE_ANSWER, self.statement_timeout):
-            logger.warning(
-                "The %s has had no answer for %.0f s. Its connection is closed.", self.name, now - self._late[1]
-            )
-            self._late = (0, math.inf)
-            shut_down_socket(connection)
+        if self.is_missing:
+            return f"The {self.name} has ended."
+        if (connection := self._connection) is not None and has_statement_in_progress(connection):
+            checks = self.stage.check(self._statements)
+            if checks > self.statement_timeout + min(LATE_ANSWER, self.statement_timeout):
+                logger.warning("The %s has had no answer for %d s. Its connection is closed.", self.name, checks)
+                shut_down_socket(connection)
+            return None
+        is_silent = self.next_report_by < time.monotonic() and self.is_running
+        checks = self.stage.check(self.next_report_by if is_silent else None)
+        if checks > HUNG_AFTER * get_settings().HEARTBEAT_LIMIT:
+            return f"The {self.name} has not responded for {checks} s."
+        return None
 
     # What a subclass may define
 

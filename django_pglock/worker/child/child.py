@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from uuid import UUID
@@ -33,7 +33,7 @@ from django_pglock.worker.child.claimer import Claimer
 from django_pglock.worker.child.executor import Executor
 from django_pglock.worker.child.feeder import Drain, Feeder, ParentsHeartbeat
 from django_pglock.worker.child.in_flight import InFlight
-from django_pglock.worker.child.runners import TaskThread, Watchdog, close_sessions_of_ended_threads
+from django_pglock.worker.child.runners import Watchdog, close_sessions_of_ended_threads
 from django_pglock.worker.child.settler import Settler
 from django_pglock.worker.queues import Queues
 from django_pglock.worker.service import Service
@@ -53,9 +53,6 @@ PAUSE_AFTER_WAKEUP = 0.00005
 HANDOVER_DELAY = 3.0
 #: The last of these seconds, for the end of the process itself.
 MARGIN = 1.0
-#: A part counts as hung after this multiple of HEARTBEAT_LIMIT without progress. A multiple of one would be too strict:
-#: the part may wait for a lock on a table that is being changed.
-HUNG_AFTER = 2
 #: Seconds for which a thread may wait for the server before or after a function, in its BEGIN or COMMIT for example. No
 #: timeout of the task applies to it, and a half-open connection never answers.
 LONGEST_PHASE = 600
@@ -103,9 +100,8 @@ class Child:
         self.settler = Settler(self.in_flight, using)
         #: The parts with a thread and a database session of their own.
         self.services: list[Service] = [self.feeder, self.settler]
-        #: What each part was doing at the last check, and for how many checks in a row.
-        self._stages: dict[Any, tuple[Any, int]] = {}
         self._next_watch: asyncio.TimerHandle | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._known = -1
         self._is_started = self.is_stopping = False
         self._ends_at = 0.0
@@ -188,13 +184,11 @@ class Child:
         if not self.channel.is_own():
             self.leave()
         # An idle child reports rarely, but so often that it does not look frozen.
-        is_silent = any(checks for _, checks in self._stages.values())
+        is_silent = any(each.stage.checks for each in [*self.services, *self.watchdog.threads()])
         is_idle = not (self.in_flight.claims or self.is_stopping or is_silent)
         self.loop.call_later(get_settings().HEARTBEAT_INTERVAL if is_idle else CHECK_INTERVAL, self._check)
         self.loop.call_soon(self._watch)
         self.settler.write_progress_soon()
-        for service in self.services:
-            service.end_late()
         error = self.feeder.last_error
         if self.drain_state is not None and error is not None and is_forbidden(error):
             self.drain_state.give_up(error)
@@ -202,9 +196,10 @@ class Child:
             self._tell_functions()
         close_sessions_of_ended_threads()
         self.channel.send(report=self.report())
+        trouble = self.hung()
         if self.is_stopping:
             return
-        if trouble := self.hung():
+        if trouble:
             self._replace(trouble.rstrip("."), logging.ERROR)
         elif reason := self.in_flight.limit_reached(self.options["max_memory"], has_ended_any=self.settler.ended > 0):
             self._replace(reason)
@@ -230,33 +225,15 @@ class Child:
 
     def hung(self) -> str | None:
         """Return which part has ended or hangs, in a sentence. It is called once a second."""
-        for service in self.services:
-            if service.is_missing:
-                return f"The {service.name} has ended."
-            is_silent = (
-                service.next_report_by < time.monotonic() and not service.waits_for_answer and service.is_running
-            )
-            checks = self._checks_in_stage(service, service.next_report_by if is_silent else None)
-            if checks > HUNG_AFTER * get_settings().HEARTBEAT_LIMIT:
-                return f"The {service.name} has not responded for {checks} s."
-        for runner in list(self.watchdog.runners):
-            if isinstance(runner, TaskThread):
-                claim = runner.claim if runner.attempt is None else None
-                if self._checks_in_stage(runner, claim) > LONGEST_PHASE:
-                    return f"{claim} has waited for {LONGEST_PHASE} s before or after its function."
+        if troubles := [trouble for each in self.services if (trouble := each.trouble())]:
+            return troubles[0]
+        for thread in self.watchdog.threads():
+            claim = thread.claim if thread.attempt is None else None
+            if thread.stage.check(claim) > LONGEST_PHASE:
+                return f"{claim} has waited for {LONGEST_PHASE} s before or after its function."
         if self.executor.is_missing:
             return "A thread of the executor has ended."
         return CANNOT_BEGIN if self.in_flight.unable_for > LONGEST_UNABLE else None
-
-    def _checks_in_stage(self, part: Any, stage: Any) -> int:
-        """Return at how many checks in a row a part was at this stage; None is no stage.
-
-        It counts checks instead of seconds, because time also passes while the process is stopped.
-        """
-        before, checks = self._stages.get(part, (None, 0))
-        checks = checks + 1 if stage is not None and stage is before else 0
-        self._stages[part] = stage, checks
-        return checks
 
     def unready(self) -> str | None:
         """Return why the child claims no tasks, in a sentence."""
@@ -287,47 +264,42 @@ class Child:
             self.is_stopping = self.watchdog.is_stopping = True
             self._ends_at = time.monotonic() + self.grace
             self.channel.send(ending=True)
-            self._continue(self._steps_to_end())
+            self._ending = self.loop.create_task(self._end_parts())
 
-    def _continue(self, steps: Iterator[None]) -> None:
-        for _ in steps:
-            self.loop.call_later(ENDING_INTERVAL, self._continue, steps)
-            return
-        self.loop.stop()
-
-    def _steps_to_end(self) -> Iterator[None]:
-        """End one part after the other. Each ``yield`` is a short pause, in which the loop hears the parent."""
+    async def _end_parts(self) -> None:
+        """End one part after the other. Each ``await`` is a pause, in which the loop hears the parent."""
         self.feeder.stop()
-        yield from self._until(lambda: self.feeder.wait(0.0), LAST_WRITES)
+        await self._until(lambda: self.feeder.wait(0.0), LAST_WRITES)
         self.in_flight.give_back_waiting()
         self.executor.stop()
-        yield from self._until(self._may_end, 1.0)
+        await self._until(self._may_end, 1.0)
         if not self._may_end():
             running = ", ".join(map(str, self.in_flight.claims.values()))
             logger.info("Waiting up to %.0f s for running tasks: %s.", self.grace, running)
-            yield from self._until(self._may_end)
+            await self._until(self._may_end)
         # First what has ended is written, because tasks that still run are given up as late as possible: from then on,
         # the process has HANDOVER_DELAY seconds to end.
-        yield from self._until(lambda: not self.in_flight.unsettled, LAST_WRITES)
+        await self._until(lambda: not self.in_flight.unsettled, LAST_WRITES)
         self.have_all_finished = self.executor.give_up(HANDOVER_DELAY)
         self.executor.loop.stop()
         ends_at = time.monotonic() + (LAST_WRITES if self.have_all_finished else HANDOVER_DELAY - MARGIN)
-        yield from self._until(lambda: not self.in_flight.claims, ends_at - time.monotonic())
+        await self._until(lambda: not self.in_flight.claims, ends_at - time.monotonic())
         self.settler.stop()
-        yield from self._until(lambda: self.settler.wait(0.0), ends_at - time.monotonic())
+        await self._until(lambda: self.settler.wait(0.0), ends_at - time.monotonic())
         if self.have_all_finished:
             # The sessions of the event loop are closed in order.
-            yield from self._until(lambda: self.executor.loop.has_ended, ends_at - time.monotonic())
+            await self._until(lambda: self.executor.loop.has_ended, ends_at - time.monotonic())
         self.channel.send(report=self.report())
+        self.loop.stop()
 
     def _may_end(self) -> bool:
         return self.executor.is_idle or time.monotonic() >= self._ends_at
 
-    def _until(self, is_so: Callable[[], bool], seconds: float = math.inf) -> Iterator[None]:
+    async def _until(self, is_so: Callable[[], bool], seconds: float = math.inf) -> None:
         """Pause until something is so, for some seconds at most."""
         until = time.monotonic() + seconds
         while not is_so() and time.monotonic() < until:
-            yield
+            await asyncio.sleep(ENDING_INTERVAL)
 
     def _end_for_overrun(self, attempt: Attempt) -> None:
         """End the process in order, because a function does not end: nothing else can end it."""

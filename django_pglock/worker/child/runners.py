@@ -34,6 +34,7 @@ from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import cancel_statement, shut_down_socket
 from django_pglock.worker.child.logs import log_claim
 from django_pglock.worker.child.task_connections import end_transaction, expect_next_task, is_closed, is_reusable
+from django_pglock.worker.service import Stage
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -83,6 +84,10 @@ class Watchdog:
         thread = TaskThread(self)
         self.runners.add(thread)
         return thread
+
+    def threads(self) -> list[TaskThread]:
+        """Return the threads that run functions."""
+        return [each for each in list(self.runners) if isinstance(each, TaskThread)]
 
     def running(self) -> list[tuple[Runner, Attempt]]:
         """Return the attempts that run now, with their runners."""
@@ -162,6 +167,8 @@ class TaskThread(Runner):
         super().__init__(watchdog)
         #: The claim that the thread runs, from the first to the last statement for it.
         self.claim: Claim | None = None
+        #: The claim while its function does not run.
+        self.stage = Stage()
         self.ident = threading.get_ident()
         self._stopping = threading.Lock()
         self._sessions: list[weakref.ReferenceType[DatabaseWrapper]] = []

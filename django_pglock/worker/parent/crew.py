@@ -293,7 +293,7 @@ class Crew:
         """Kill children that are frozen or overdue, and end sessions whose answers are late. Called once a second."""
         self.checked_at = now = time.monotonic()
         for service in self.services:
-            service.end_late()
+            service.trouble()
         for child in list(self.all):
             child.channel.flush()
             if child.is_killed:

@@ -56,7 +56,7 @@ def test_a_child_whose_part_hangs_is_replaced_and_the_worker_lives(probed, event
     worker = probed(grace=0.1)
     child, end = worker.child, threading.Event()
     monkeypatch.setattr(getattr(child, name), "run_once", lambda: end.wait(FOREVER))
-    monkeypatch.setattr(child_module, "HUNG_AFTER", 0.05)
+    monkeypatch.setattr(service, "HUNG_AFTER", 0.05)
     monkeypatch.setattr(child_module, "LAST_WRITES", 0.1)
     getattr(child, name).wake()
     eventually(lambda: worker.child is not child, why="it was not replaced")

@@ -343,7 +343,7 @@ def test_a_server_process_that_does_not_answer_costs_a_session(beating, beat_onc
         heartbeat.beat_soon()
 
         def has_another():
-            heartbeat.end_late()
+            heartbeat.trouble()
             return set(sessions("heartbeat")) - {stopped}
 
         eventually(has_another, why="it waits for the answer")
