@@ -145,6 +145,15 @@ def test_every_thread_and_session_stands_in_the_page_for_people_on_call():
     }
 
 
+def test_the_times_that_the_guarantees_quote_are_in_the_report_of_the_faults():
+    guarantees = (ROOT / "docs" / "guarantees.md").read_text()
+    table = guarantees.partition("| fault | promised | measured |")[2].partition("\n\n")[0]
+    report = (ROOT / "docs" / "evidence" / "reliability.md").read_text().partition("<!-- chaos: begin -->")[2]
+    times = [float(number) for number in re.findall(r"([\d.]+) s\b", table)]
+    assert len(times) >= 10
+    assert [time for time in times if f"| {time:.1f} s |" not in report] == []
+
+
 # The page about the architecture names files that are there, and its picture is current.
 
 
