@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 from django.apps import apps
@@ -40,6 +41,8 @@ class Celery:
     AsyncResult, GroupResult = results.AsyncResult, results.GroupResult
     conf, control, current_task, tasks = conf, Control(), current_task, canvas.tasks
     signature = staticmethod(canvas.signature)
+    #: The modules of tasks are imported when Django is ready.
+    loader = SimpleNamespace(import_default_modules=lambda: None)
 
     def __init__(self, main: str | None = None, include: Iterable[str] = (), **ignored: Any) -> None:
         self.main = main

@@ -30,7 +30,7 @@ OF_TASK = _words(
     "autoretry_for base bind default_retry_delay dont_autoretry_for expires max_retries name priority queue rate_limit "
     "retry_backoff retry_backoff_max retry_jitter retry_kwargs soft_time_limit time_limit"
 )
-OF_CALL = _words(f"countdown eta expires priority queue soft_time_limit time_limit {NEEDED}")
+OF_CALL = _words(f"countdown eta expires priority queue soft_time_limit time_limit retries {NEEDED}")
 #: Other words of Celery, for options, tasks and apps, and what to write instead.
 REFUSED = {
     word: text

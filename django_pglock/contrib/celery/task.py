@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, transaction
+from django.utils.asyncio import async_unsafe
 
 from django_pglock.contrib.celery import canvas
 from django_pglock.contrib.celery import options as words
@@ -133,7 +134,7 @@ class Task:
         if options.pop(EAGER, False) or conf.task_always_eager:
             before = [] if after is None else [after.get()]
             values, named = decode(self._encoded([*before[:takes_result], *args], kwargs))
-            return self.apply(values, named, link=callbacks, link_error=errbacks)
+            return self.apply(values, named, throw=options.get("throw"), link=callbacks, link_error=errbacks)
         if callbacks:
             options[NEEDED] = True
         task, place = self._using(options, errbacks, after, takes_result)
@@ -154,6 +155,7 @@ class Task:
         ids = enqueue_many(task, (tuple(self._encoded([*place, *args], {})[0]) for args in calls))
         return [AsyncResult(each, parent=after) for each in ids]
 
+    @async_unsafe("delay() blocks the event loop here. Write: await sync_to_async(task.delay)(…)")
     def _using(
         self, options: Any, errbacks: list[Any], after: Any, takes_result: bool
     ) -> tuple[PostgresTask, list[None]]:
@@ -163,8 +165,7 @@ class Task:
             ids = results.ids_in(after)
             changes["after"] = results.flat(ids)
             meta |= {"results_of": ids} if takes_result else {}
-        if options.get(NEEDED):
-            meta[NEEDED] = True
+        meta |= {name: options[name] for name in (NEEDED, "retries") if options.get(name)}
         if errbacks:
             changes["on_failure"] = call_errbacks
             meta["errbacks"] = encode(errbacks, f"link_error of {self.name}")
@@ -265,7 +266,7 @@ class Task:
         if "results_of" in meta:
             values[0] = results.values_of(meta["results_of"])
         try:
-            value = self.trace(self._request_of(context, values, named))
+            value = self.trace(self._request_of(context, values, named, meta.get("retries", 0)))
         except Reject as error:
             if error.requeue:
                 raise Snooze(0) from error
@@ -273,14 +274,15 @@ class Task:
         is_ignored = conf.task_ignore_result if self.ignore_result is None else self.ignore_result
         return None if is_ignored and not meta.get(NEEDED) else encode(value, f"The result of {self.name}")
 
-    def _request_of(self, context: Any, args: list[Any], kwargs: dict[str, Any]) -> Request:
+    def _request_of(self, context: Any, args: list[Any], kwargs: dict[str, Any], retries: int) -> Request:
         claim = running_claim.get()
         request = Request(task=self.name, args=args, kwargs=kwargs, called_directly=False, context=context)
         request.hostname = socket.gethostname()
         if claim is None:
             return request
         request.id = request.root_id = request.correlation_id = results.celery_id(claim.id)
-        request.retries, request.eta = claim.retries, claim.date("run_after")
+        request.eta = claim.date("run_after")
+        request.retries = claim.retries + retries
         redelivered = claim.rescues > 0
         request.delivery_info = {"routing_key": claim.queue, "priority": claim.priority, "redelivered": redelivered}
         return request
@@ -293,7 +295,8 @@ class Task:
                 self.before_start(*of)
                 value = self._run(request)
             except Retry as error:
-                _hook(request, self.on_retry, error.exc, *of, ExceptionInfo(error))
+                if not request.throws:
+                    _hook(request, self.on_retry, error.exc, *of, ExceptionInfo(error))
                 raise
             except (Exception, TaskStopped) as error:
                 if isinstance(error, TaskStopped):
@@ -323,8 +326,10 @@ class Task:
             cause = error.reason if isinstance(error, TaskStopped) else error
             if isinstance(cause, TaskCancelled) or not self._retries(error, cause):
                 raise
-            raise self.retry(exc=cause, **self._retry_options(request)) from error
+            backoff = {"countdown": self.countdown_of(request.retries)} if self.retry_backoff else {}
+            raise self.retry(exc=cause, **{**self.retry_kwargs, **backoff}) from error
         if request.postponed is not None:
+            _allow_retry()
             raise request.postponed
         return value
 
@@ -332,12 +337,10 @@ class Task:
         wanted, unwanted = tuple(self.autoretry_for), tuple(self.dont_autoretry_for)
         return any(isinstance(each, wanted) and not isinstance(each, unwanted) for each in errors)
 
-    def _retry_options(self, request: Request) -> dict[str, Any]:
-        options = dict(self.retry_kwargs)
-        if self.retry_backoff:
-            bound = int(min(self.retry_backoff_max, int(max(1.0, float(self.retry_backoff))) * 2**request.retries))
-            options["countdown"] = randrange(bound + 1) if self.retry_jitter else bound  # noqa: S311
-        return options
+    def countdown_of(self, retries: int) -> int:
+        """Return the seconds before the next automatic retry, after some: ``retry_backoff``, doubled each time."""
+        bound = int(min(self.retry_backoff_max, int(max(1.0, float(self.retry_backoff))) * 2**retries))
+        return randrange(bound + 1) if self.retry_jitter else bound  # noqa: S311
 
     def retry(
         self,
@@ -350,31 +353,33 @@ class Task:
         countdown: float | None = None,
         max_retries: int | None = None,
         **options: Any,
-    ) -> Retry:
+    ) -> Any:
         """Try the task again: ``raise self.retry(exc=error, countdown=30)``.
 
         ``eta``: a date; ``countdown``: seconds, ``default_retry_delay`` without either; ``max_retries``: instead of the
-        task's own; ``throw=False``: return the exception, and the attempt ends with the function. Raises ``exc``, or
-        ``MaxRetriesExceededError``, after the last retry, and ``TaskOptionError`` for other arguments than before.
+        task's own; ``throw=False``: return the exception, and the attempt ends with the function. With other arguments
+        or options it is another task. Raises ``exc``, or ``MaxRetriesExceededError``, after the last retry.
         """
         request = self.request
         if request.called_directly:
             raise exc or Retry("Task can be retried")
-        if options or not _is_same(args, request.args) or not _is_same(kwargs, request.kwargs):
-            raise TaskOptionError(
-                f"{self.name}.retry() takes no other arguments, queue or options, because the task is a row. Write "
-                "self.apply_async(…) and return."
-            )
         limit = self.max_retries if max_retries is None else max_retries
         if limit is not None and request.retries >= limit:
             raise exc or MaxRetriesExceededError(f"{self.name} has been retried {request.retries} times, its limit.")
-        if eta is None and countdown is None:
-            countdown = self.default_retry_delay
-        error = Retry(exc=exc, when=countdown if eta is None else words.aware(eta))
-        _allow_retry()
+        delay = self.default_retry_delay if countdown is None and eta is None else countdown
+        error: Any = Retry(exc=exc, when=delay if eta is None else words.aware(eta))
+        own = (list(request.args), request.kwargs)
+        wanted = (own[0] if args is None else list(args), own[1] if kwargs is None else kwargs)
+        if wanted != own or options:
+            # Another call, which is another row. This one ends.
+            self.apply_async(*wanted, **options, countdown=delay, eta=eta, retries=request.retries + 1)
+            error = Ignore("It is tried again with other arguments.") if throw else error
+        elif throw:
+            _allow_retry()
+        else:
+            request.postponed = error
         if throw:
             raise error from exc
-        request.postponed = error
         return error
 
     def update_state(self, task_id: str | None = None, state: str | None = None, meta: Any = None) -> None:
@@ -389,12 +394,6 @@ class Task:
             )
         if self.request.context is not None:
             self.request.context.progress(meta["current"], meta.get("total"))
-
-
-def _is_same(given: Any, own: Any) -> bool:
-    return given is None or (
-        list(given.items()) == list(own.items()) if isinstance(given, dict) else [*given] == [*own]
-    )
 
 
 def _allow_retry() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -9,6 +10,7 @@ from time import sleep
 from uuid import UUID
 
 import pytest
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 from django.test import override_settings
 
@@ -320,3 +322,11 @@ def test_a_function_may_tidy_up_when_its_time_is_over_and_its_hook_may_write():
     run_tasks(until="due")
     assert (result.state, tidied) == ("FAILURE", [pk])
     assert Row.objects.get(pk=pk).progress["done"] == "TaskStopped"
+
+
+def test_delay_in_a_coroutine_says_what_to_write():
+    async def view():
+        add.delay(1)
+
+    with pytest.raises(SynchronousOnlyOperation, match=r"Write: await sync_to_async\(task.delay\)"):
+        asyncio.run(view())

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from django_pglock.contrib.celery import Ignore, MaxRetriesExceededError, Reject, Retry, Task, shared_task
-from django_pglock.errors import TaskOptionError
 from django_pglock.models import Attempt
 from django_pglock.models import Task as Row
 from django_pglock.testing import run_tasks
@@ -169,10 +168,26 @@ def test_a_direct_call_raises_the_exception_itself():
         retries_by_itself()
 
 
-def test_a_retry_with_other_arguments_is_refused():
-    retries_by_itself.delay(args=(5,))
-    with pytest.raises(TaskOptionError, match=r"retry\(\) takes no other arguments, queue or options.*apply_async"):
-        run_tasks(raise_errors=True)
+@shared_task(bind=True, max_retries=2)
+def one_by_one(self, numbers, throw=False):
+    calls.append((numbers, self.request.retries))
+    for number in numbers:
+        if number > 1:
+            self.retry(([number], throw), {}, countdown=5, throw=throw)
+
+
+def test_a_retry_with_other_arguments_is_another_task():
+    result = one_by_one.delay([1, 2, 3])
+    run_tasks()
+    assert (result.state, calls[0]) == ("SUCCESS", ([1, 2, 3], 0))
+    assert sorted(calls[1:]) == [([2], 1), ([2], 2), ([3], 1), ([3], 2)]
+    assert sorted(Row.objects.values_list("status", flat=True)) == ["FAILED", "FAILED", *["SUCCESSFUL"] * 1]
+
+
+def test_with_throw_it_replaces_this_one():
+    result = one_by_one.delay([1, 2], throw=True)
+    run_tasks()
+    assert (result.state, calls) == ("REVOKED", [([1, 2], 0), ([2], 1), ([2], 2)])
 
 
 # Hooks
