@@ -252,9 +252,9 @@ class Attempt(Row):
 class Waiter(Row):
     """One wait for the end of the task ``awaited``, by ``task`` or, if that is None, by a process that listens.
 
-    The row is deleted when the wait is over. That of ``after_ended=`` stays until the waiting task has ended, so that
-    pruning keeps what that task reads. ``awaited`` is not a foreign key, so that finished tasks can be pruned without a
-    query of this table.
+    The row is deleted when the wait is over. Those of ``after_ended=`` and of ``context.gather()`` stay until the
+    waiting task has ended, so that pruning keeps what that task reads. ``awaited`` is not a foreign key, so that
+    finished tasks can be pruned without a query of this table.
     """
 
     id = models.BigAutoField(_("id"), primary_key=True)

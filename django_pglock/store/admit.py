@@ -42,12 +42,11 @@ FROM (SELECT DISTINCT {_NUMBER % "key"} AS number FROM unnest(%s::text[]) AS key
 LOCK_KEY = f"SELECT pg_advisory_xact_lock({ADMISSION}, {_NUMBER}), {{by_index}}"
 
 # The tasks that keep a key although they are not admitted: they have begun, and are scheduled to continue, or wait for
-# their children (children.py). The first condition is that of an index, which contains only few tasks.
+# their children (children.py). The condition is that of an index, which contains only few tasks.
 _KEEPERS = """SELECT task.id FROM {{task}} AS task
     WHERE task.lock_key BETWEEN {key} AND {key}
       AND (task.status = 'SCHEDULED' AND task.started_at IS NOT NULL
            OR task.status = 'BLOCKED' AND task.worker IS NOT NULL)
-      AND (task.status = 'SCHEDULED' OR task.waits_for > 0)
     ORDER BY task.lock_key"""
 
 # Admits the first waiting task of each of these keys if no task of the key is admitted. Most keys admit one task at a

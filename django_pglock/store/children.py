@@ -1,8 +1,8 @@
 """The children of a task: ``context.gather()`` enqueues them, and the task continues when all of them have ended.
 
 One transaction writes the children and suspends their parent, so that either all of it exists or nothing. The parent
-is BLOCKED and waits for them as for the tasks of ``after_ended=``. It keeps its worker: so it is told from a task that
-has not begun, and that does not keep its lock key.
+is BLOCKED and waits for them as for the tasks of ``after_ended=``. Until then it keeps its worker. This tells it from
+a task that has not begun, which does not keep its lock key.
 
 A child may run again after the gather has ended, if a person retries it. So the end notes how the unsuccessful
 children have ended. A successful one does not change any more. Pruning keeps them until the parent has ended.
@@ -32,13 +32,15 @@ if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
 # Suspends the parent, records the gather and writes its waiters, all or none. The record is there already if a child
-# was retried before the parent has seen its end.
+# was retried before the parent has seen its end. Waiters are there already if the parent was cancelled and retried.
 SUSPEND_PARENT = """
 WITH parent AS MATERIALIZED (
     UPDATE {task} AS task
     SET status = 'BLOCKED', waits_for = %s, uncounted = LEAST(task.uncounted, task.attempts - 1) + 1
     WHERE task.id = %s AND task.attempts = %s AND task.status = 'RUNNING' AND task.cancel_requested_at IS NULL
     RETURNING task.id, task.attempts
+), before AS (
+    DELETE FROM {waiter} WHERE task_id = ANY (ARRAY(SELECT id FROM parent)) AND has_ended IS FALSE
 ), recorded AS (
     INSERT INTO {step} (task_id, name, number, kind, result, attempt, started_at)
     SELECT id, %s, %s, 'CHILDREN', %s::jsonb, attempts, clock_timestamp() FROM parent

@@ -127,6 +127,7 @@ WITH done AS MATERIALIZED (
                       WHEN task.run_after > clock_timestamp() THEN 'SCHEDULED'
                       WHEN task.lock_key IS NOT NULL THEN 'BLOCKED'
                       ELSE 'READY' END,
+        worker = CASE WHEN task.waits_for > child.done THEN task.worker END,
         finished_at = CASE WHEN child.has_failed THEN clock_timestamp() END,
         expires_at = CASE WHEN child.has_failed THEN {expires_at} END
     FROM child

@@ -50,6 +50,7 @@ MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = MappingProxyType(
             {TaskStatus.RUNNING, TaskStatus.CANCELLED, TaskStatus.SCHEDULED, TaskStatus.BLOCKED}
         ),
         # settled: done, failed, cancelled, tried again later | given back or rescued: at once, or when its key is free
+        # | suspended until its children have ended
         TaskStatus.RUNNING: frozenset(
             {
                 TaskStatus.SUCCESSFUL,

@@ -25,7 +25,7 @@ ALL_TASKS, ALL_WAITERS = (
     str(rows.query)
     for rows in (
         Task.objects.order_by("pk").values_list(*NAMES),
-        Waiter.objects.values_list("task_id", "awaited"),
+        Waiter.objects.exclude(has_ended=True).values_list("task_id", "awaited"),
     )
 )
 

@@ -48,7 +48,7 @@ class Laws:
             if is_running:
                 assert task.enqueued_at <= task.started_at <= task.last_attempted_at
             if task.status in WAITING:
-                assert task.worker is None
+                assert task.worker is None or (task.status == "BLOCKED" and task.waits_for), task
 
     def of_what_is_unique_there_is_one(self) -> None:
         taken = Counter(task.unique_key for task in self.now.values() if has_unique_key(task))
@@ -125,7 +125,9 @@ def _calls(tasks: list[Task]) -> set[str | int]:
 
 
 def _to_be_retried(tasks: list[Task]) -> list[Task]:
-    return [task for task in _with(tasks, "SCHEDULED") if task.started_at]
+    """Return the tasks that keep their key for their next attempt, or while they wait for their children."""
+    scheduled, blocked = _with(tasks, "SCHEDULED"), _with(tasks, "BLOCKED")
+    return [task for task in scheduled if task.started_at] + [task for task in blocked if task.worker]
 
 
 def _reachable(status: str) -> set[str]:

@@ -47,10 +47,10 @@ CALLS: dict[str, tuple[str, Callable[[World], object]]] = {
     ),
     "retry": ("", lambda world: Task.objects.all().retry()),
     "cancel": ("", lambda world: Task.objects.all().cancel()),
-    "discard": ("plain unique after", lambda world: Task.objects.all().discard()),
+    "discard": ("plain unique after family", lambda world: Task.objects.all().discard()),
     "run_now": ("plain key shared", lambda world: Task.objects.all().run_now()),
-    "prune": ("plain unique after", lambda world: Task.objects.all().prune(older_than=0, statuses=[*FINISHED])),
-    "delete_finished": ("plain unique after", lambda world: Task.objects.all().delete_finished()),
+    "prune": ("plain unique after family", lambda world: Task.objects.all().prune(older_than=0, statuses=[*FINISHED])),
+    "delete_finished": ("plain unique after family", lambda world: Task.objects.all().delete_finished()),
     "move_to_queue": ("plain", lambda world: Task.objects.all().move_to_queue("other")),
     "pause": ("plain", lambda world: Queue.objects.pause("default")),
 }

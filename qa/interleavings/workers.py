@@ -40,6 +40,7 @@ from qa.interleavings.verbs import VERBS, Results, Verb, verb
 from qa.interleavings.worlds import DEAD, FAILED, LIVING, THIRD, World
 from tests.property.simulation import beat_of, claim
 from tests.sample import keyed_tasks as keyed
+from tests.sample import step_tasks as steps
 from tests.sample import tasks
 from tests.sample.models import Effect
 
@@ -48,6 +49,7 @@ EXCEPTION = FAILED.failure.exception_path
 FUNCTIONS = (
     *(keyed.step, keyed.call, keyed.refresh, keyed.rebuild, keyed.remind, keyed.save),
     *(keyed.digest, keyed.note, keyed.serve, keyed.trickle, tasks.nothing),
+    *(steps.family_of_order, steps.child, steps.child_of_order),
 )
 PATHS = [function.module_path for function in FUNCTIONS]
 GROUPED = (keyed.digest.module_path, keyed.note.module_path)
@@ -188,14 +190,14 @@ def open_buckets(world: World, results: Results) -> None:
     admit("default", open_rates("default"))
 
 
-@verb("key", "concurrent", "unique", "after", "group", is_workers=True)
+@verb("key", "concurrent", "unique", "after", "group", "family", is_workers=True)
 def sweep(world: World, results: Results) -> None:
     """What upkeep does for tasks that a crash has left waiting."""
     release("default", (awaited for _, awaited in orphaned_waiters("default", 0) if awaited is not None))
     admit("default", blocked_keys("default", ""))
 
 
-@verb("plain", "unique", "after", is_workers=True, prunes=True)
+@verb("plain", "unique", "after", "family", is_workers=True, prunes=True)
 def prune_a_window(world: World, results: Results) -> None:
     prune_window("default", 0, {"SUCCESSFUL": 0, "FAILED": 0, "CANCELLED": 0})
 

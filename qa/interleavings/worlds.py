@@ -22,6 +22,7 @@ from django_pglock.models import (
     Queue,
     RateLimit,
     Schedule,
+    Step,
     Task,
     Waiter,
     Worker,
@@ -43,7 +44,8 @@ NAMES = [each.attname for each in FIELDS]
 PK = NAMES.index("id")
 #: The columns of JSON. Sessions of Django return it as text.
 JSON = {number for number, each in enumerate(FIELDS) if isinstance(each, models.JSONField)}
-TABLES = [each._meta.db_table for each in (Worker, Queue, Number, RateLimit, Schedule, Task, Attempt, Waiter)]
+MODELS = (Worker, Queue, Number, RateLimit, Schedule, Task, Attempt, Waiter, Step)
+TABLES = [each._meta.db_table for each in MODELS]
 FAILED = Failed(Failure("builtins.ValueError", "Traceback …"))
 #: Waits for a place at its key, and can be replaced while it does.
 amend = keyed.save.using(lock="order:{text}")
@@ -114,7 +116,10 @@ class World:
 
     def running(self, task: Any, *args: Any, worker: UUID = LIVING, **kwargs: Any) -> Claim:
         """Enqueue a task and let a worker claim it."""
-        pk = int(task.enqueue(*args, **kwargs).id)
+        return self.claimed(int(task.enqueue(*args, **kwargs).id), worker=worker)
+
+    def claimed(self, pk: int, worker: UUID = LIVING) -> Claim:
+        """Let a worker claim a task."""
         claimed = Task.objects.filter(pk=pk, status="READY").update(
             status="RUNNING", attempts=F("attempts") + 1, worker=worker, started_at=Now(), last_attempted_at=Now()
         )

@@ -74,6 +74,21 @@ async def fetch_politely(context: OurTaskContext, url: str) -> list[bytes]:
     return [url.encode()]
 
 
+@task(takes_context=True)
+def fetch_all(context: OurTaskContext, orders: list[int]) -> int:
+    texts = context.gather("send", (send.using(priority=5).call_of(each, copy=True) for each in orders))
+    assert_type(texts[0].return_value, str)
+    context.gather("wrong", [send.call_of("1")])  # type: ignore[arg-type]
+    context.gather("enqueued", [send.enqueue(1)])  # type: ignore[arg-type]
+    return len(texts)
+
+
+@task(takes_context=True)
+async def fetch_them(context: OurTaskContext, urls: list[str]) -> list[bytes]:
+    pages = await context.agather("fetch", [fetch.call_of(url) for url in urls])
+    return [each.return_value for each in pages]
+
+
 @task(group=Group("digest:{user_id}", limit=500, gather=30))
 def send_digest(calls: Calls) -> str:
     for call in calls:

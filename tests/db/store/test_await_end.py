@@ -177,6 +177,7 @@ def test_a_task_that_waits_for_another_says_so(worker, eventually, function):
     [error] = refused.errors
     assert error.exception_class is TaskError
     assert f"({function.module_path}) attempt 1 of 1 waits for task " in error.traceback
+    assert "Call context.gather()" in error.traceback
     assert "using(after=result)" in error.traceback
 
 
