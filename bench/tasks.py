@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,7 +28,8 @@ from bench.testbed import ROOT, Testbed
 #: Each measurement, with its default for --tasks and --rounds. For ``idle``, --tasks are seconds. Rates of draining are
 #: compared with 200,000 tasks or more: with 60,000 rows the planner reads the whole table in each claim, and a case
 #: with more rows than the other would seem to cost nothing.
-MEASUREMENTS: dict[str, tuple[Callable[[Bench], list[Sequence[str]]], int, int]] = {
+Measurements = dict[str, tuple[Callable[[Bench], list[Sequence[str]]], int, int]]
+MEASUREMENTS: Measurements = {
     "drain": (drains.drain, 200_000, 5),
     "atomic": (drains.atomic, 10_000, 5),
     "enqueue": (enqueues.enqueue, 2_000, 5),
@@ -48,27 +49,27 @@ MEASUREMENTS: dict[str, tuple[Callable[[Bench], list[Sequence[str]]], int, int]]
 }
 
 
-def parse(arguments: Iterable[str] | None = None) -> argparse.Namespace:
+def parse(measurements: Measurements, description: str | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="measurement", required=True)
-    for name, (measure, tasks, rounds) in MEASUREMENTS.items():
+    for name, (measure, tasks, rounds) in measurements.items():
         command = commands.add_parser(name, help=(measure.__doc__ or "").splitlines()[0], description=measure.__doc__)
         command.add_argument("--tasks", type=int, default=tasks, help="How many (default: %(default)s).")
         command.add_argument("--rounds", type=int, default=rounds, help="How often (default: %(default)s).")
         command.add_argument("--only", nargs="+", default=[], help="Only contestants whose names contain one of these.")
         command.add_argument("--cases", default="", help="Only cases whose names contain this (naps).")
         command.add_argument("--cache", type=Path, default=ROOT / ".bench", help="Where the others are installed.")
-    return parser.parse_args(arguments)
+    return parser.parse_args()
 
 
-def main() -> None:
+def main(measurements: Measurements = MEASUREMENTS, description: str | None = __doc__) -> None:
     """Measure and print."""
-    options = parse()
+    options = parse(measurements, description)
     # So that servers and workers go, too, when somebody ends us.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     options.cache = options.cache.resolve()
-    measure = MEASUREMENTS[options.measurement][0]
+    measure = measurements[options.measurement][0]
     with ExitStack() as stack, Testbed() as testbed:
         bench = Bench(testbed, options, stack)
         rows = measure(bench)

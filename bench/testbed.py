@@ -19,9 +19,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 
 from bench.contestants.base import Contestant, Failed, last_words, run
+from bench.wire import Wire
 from example_project.postgres import PrivatePostgres
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +41,8 @@ class Testbed:
         self._running: list[subprocess.Popen[bytes]] = []
         self._stack = ExitStack()
         self.stamps = Path(self._folder.name) / "stamps"
+        #: Where the processes of contestants find the server, if not at the server itself.
+        self.host = ""
 
     def __enter__(self) -> Testbed:
         self._stack.enter_context(self._folder)
@@ -106,6 +110,22 @@ class Testbed:
         )
 
     @contextmanager
+    def counting(self) -> Iterator[Wire]:
+        """Count the messages of the processes that are started in a block."""
+        wire = Wire(self._server.folder)
+        self.host = wire.host
+        try:
+            yield wire
+        finally:
+            self.host = ""
+            wire.close()
+
+    def server_cpu(self) -> float:
+        """Return the seconds of CPU that the server has used, with all of its processes."""
+        assert self._server._server is not None
+        return cpu(self._server._server.pid)
+
+    @contextmanager
     def worker(self, contestant: Contestant, *options: str) -> Iterator[subprocess.Popen[bytes]]:
         """Run a worker process for a while, with whatever processes it starts."""
         log = Path(self._folder.name) / f"log-{len(self._running)}"
@@ -165,7 +185,7 @@ class Testbed:
         raise Failed(f"it was not done after {PATIENCE:.0f} s")
 
     def _environment(self, contestant: Contestant, database: str) -> dict[str, str]:
-        server = {"PGHOST": str(self._server.folder), "PGUSER": "postgres", "PGDATABASE": database}
+        server = {"PGHOST": self.host or str(self._server.folder), "PGUSER": "postgres", "PGDATABASE": database}
         ours = {"PYTHONPATH": str(ROOT), "BENCH_STAMPS": str(self.stamps)}
         return {**os.environ, **server, **ours, **contestant.environment}
 
@@ -174,6 +194,15 @@ def settle_down(database: psycopg.Connection) -> None:
     """Let the work that many new tasks leave behind be done."""
     database.execute("VACUUM ANALYZE")
     database.execute("CHECKPOINT")
+
+
+def cpu(pid: int) -> float:
+    """Return the seconds of CPU that a process and its children have used, those that have ended as well."""
+    root, seconds = psutil.Process(pid), 0.0
+    for process in (root, *root.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            seconds += sum(process.cpu_times()[:4])
+    return seconds
 
 
 def resident(process: subprocess.Popen[bytes]) -> float:

@@ -36,10 +36,27 @@ def sleep(seconds):
     time.sleep(seconds)
 
 
+if apps.is_installed("django_absurd"):
+    from django_absurd import get_absurd_context
+
+    @task
+    def ten_steps():
+        """Record ten steps."""
+        context = get_absurd_context()
+        for number in range(10):
+            context.step(f"step {number}", base.small)
+
+    @task
+    def nap():
+        """Sleep for an hour, as a row."""
+        get_absurd_context().sleep_for("nap", 3600)
+
+
 # A worker looks for each function that it knows, and for coroutines in statements of their own. Two versions whose
 # checkouts have different functions here could not be compared.
 if apps.is_installed("django_pglock") and not os.environ.get("BENCH_PLAIN"):
-    from django_pglock import Rate, Unique
+    from bench.app.models import Entry
+    from django_pglock import Group, Rate, Unique
     from django_pglock import task as our_task
 
     @our_task(atomic=True)
@@ -107,3 +124,35 @@ if apps.is_installed("django_pglock") and not os.environ.get("BENCH_PLAIN"):
     @our_task(keep_result=3600)
     def kept(number):
         """Do nothing, and be deleted an hour later."""
+
+    @our_task(takes_context=True)
+    def ten_steps(context):
+        """Record ten steps."""
+        for number in range(10):
+            context.step(f"step {number}", base.small)
+
+    @our_task(takes_context=True)
+    def await_stamp(context, number):
+        """Wait for the time at which an event is emitted."""
+        base.stamp(context.wait_for(f"bench:{int(number)}", timeout=None))
+
+    @our_task(takes_context=True)
+    def fan_in(context, count):
+        """Run so many children, and note how long ago the last one has ended."""
+        ends = context.gather("children", [numbered.call_of(number) for number in range(int(count))])
+        base.stamp(max(each.finished_at for each in ends).timestamp())
+
+    @our_task(atomic=True)
+    def insert():
+        """Write one row, in the transaction of the task's end."""
+        Entry.objects.create()
+
+    @our_task(atomic=True, wait_for_disk=False)
+    def insert_unsynced():
+        """Do the same without a wait for the disk."""
+        Entry.objects.create()
+
+    @our_task(atomic=True, group=Group("bench", limit=500))
+    def insert_grouped(calls):
+        """Write one row for each call."""
+        Entry.objects.bulk_create(Entry() for _ in calls)

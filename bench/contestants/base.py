@@ -130,6 +130,11 @@ def nothing() -> None:
     """Do nothing."""
 
 
+def small() -> dict[str, Any]:
+    """Return what a step does: a little."""
+    return {"charge": "ch_1234", "paid": True}
+
+
 def sleep(seconds: float) -> None:
     """Wait, as a task does that waits for another service."""
     time.sleep(seconds)

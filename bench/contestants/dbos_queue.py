@@ -1,10 +1,11 @@
-"""DBOS Transact for Python: workflows without steps, in a queue without limits; many in one transaction."""
+"""DBOS Transact for Python: workflows, in a queue without limits; many in one transaction."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
+import time
 from typing import Any
 
 from bench.contestants import base
@@ -35,8 +36,19 @@ def _work() -> None:
     from dbos import DBOS
 
     DBOS(config={"name": "bench", "system_database_url": _url(), "application_version": "1", "log_level": "ERROR"})
-    for function in (base.nothing, base.sleep, base.stamp):
-        DBOS.workflow(name=function.__name__)(function)
+    step = DBOS.step()(base.small)
+
+    def ten_steps() -> None:
+        repeat(10, step)
+
+    def fan_in(count: float) -> None:
+        queue = DBOS.retrieve_queue("bench")
+        children = [queue.enqueue(workflows["nothing"]) for _ in range(int(count))]
+        repeat(len(children), lambda: children.pop().get_result())
+        base.stamp(time.time())
+
+    functions = (base.nothing, base.sleep, base.stamp, ten_steps, fan_in)
+    workflows = {each.__name__: DBOS.workflow(name=each.__name__)(each) for each in functions}
     DBOS.launch()
     threading.Event().wait()
 

@@ -13,7 +13,7 @@ from bench.contestants.base import main
 
 class DjangoAbsurd(django_project.DjangoContestant):
     name = "django-absurd"
-    packages = ("django-absurd", "django", "psycopg[binary]")
+    packages = ("django-absurd==1.0.1", "absurd-sdk==0.5.1", "django", "psycopg[binary]")
     worker_name = "absurd_worker"
     slowness = 30
     unfinished = (

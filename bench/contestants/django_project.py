@@ -31,7 +31,7 @@ def setup() -> None:
     """Make all tables."""
     from django.core.management import call_command
 
-    call_command("migrate", verbosity=0)
+    call_command("migrate", run_syncdb=True, verbosity=0)
 
 
 def function(name: str) -> Any:

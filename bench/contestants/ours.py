@@ -51,5 +51,9 @@ if __name__ == "__main__":
         from bench.app import enqueueing
 
         enqueueing.measure(int(sys.argv[2]))
+    elif sys.argv[1] in ("records", "emits", "suspended"):
+        from bench.app import stepping
+
+        getattr(stepping, sys.argv[1])(int(sys.argv[2]))
     else:
         main(setup=django_project.setup, one=django_project.one, many=many, keyed=keyed)
