@@ -22,8 +22,9 @@ spent: dict[str, list[float]] = {}
 
 
 @task(takes_context=True)
-def many_steps(context: TaskContext, count: int) -> None:
+def many_steps(context: TaskContext, count: int, waits: str) -> None:
     """Execute steps of each kind, in blocks whose order is drawn anew."""
+    connection.cursor().execute(f"SET synchronous_commit = {waits}")
 
     def transact(number: int) -> None:
         with transaction.atomic():
@@ -33,7 +34,7 @@ def many_steps(context: TaskContext, count: int) -> None:
 
     kinds: dict[str, Any] = {
         "a record": lambda number: context.step(f"step {number}", base.small),
-        "an atomic step with one INSERT": lambda number: context.atomic_step(f"atomic {number}", create),
+        "an atomic step": lambda number: context.atomic_step(f"atomic {number}", create),
         "its transaction and an empty message": transact,
     }
     # The first block is not counted: caches of the session.
@@ -46,7 +47,8 @@ def many_steps(context: TaskContext, count: int) -> None:
             if not block:
                 continue
             took = [*(end - begin for begin, end in zip(before, after, strict=True)), count // BLOCKS]
-            spent[kind] = [one + other for one, other in zip(spent.get(kind, [0.0] * 4), took, strict=True)]
+            name = f"{kind}, {'waiting' if waits == 'on' else 'not waiting'} for the disk"
+            spent[name] = [one + other for one, other in zip(spent.get(name, [0.0] * 4), took, strict=True)]
 
 
 def create() -> None:
@@ -55,7 +57,8 @@ def create() -> None:
 
 def records(count: int) -> None:
     """Print what each kind takes: microseconds in all, of the client's CPU, and of the server's."""
-    many_steps.enqueue(count)
+    for waits in ("on", "off"):
+        many_steps.enqueue(count, waits)
     run_tasks(raise_errors=True)
     print(json.dumps({kind: [1e6 * value / values[3] for value in values[:3]] for kind, values in spent.items()}))
 

@@ -18,6 +18,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
+from django.db import Error as DatabaseFailure
 from django.db import transaction
 from django.db.models import OuterRef, Q, Subquery
 from django.db.models.lookups import IsNull
@@ -25,10 +26,21 @@ from django.db.models.lookups import IsNull
 from django_pglock.conf import get_settings
 from django_pglock.errors import ClaimLost, StepError, TaskResultError
 from django_pglock.postgres.connections import connection_for
-from django_pglock.store.admit import admit
+from django_pglock.postgres.message import is_plain_django, literals, send
+from django_pglock.store.admit import admit, unsynced
 from django_pglock.store.attempts import results_at_end
 from django_pglock.store.children import end_gather
-from django_pglock.store.statements import IN_INDEX_ORDER, array_of_texts, is_among, rows_of, run
+from django_pglock.store.statements import (
+    IN_INDEX_ORDER,
+    Part,
+    array_of_texts,
+    filled,
+    has_divided_by_zero,
+    is_among,
+    message,
+    rows_of,
+    run,
+)
 from django_pglock.store.wake import after_commit, wake
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.backends import database_of_tasks
@@ -75,6 +87,9 @@ FROM {task} AS task WHERE task.id = %s AND task.attempts = %s AND task.status = 
 ON CONFLICT DO NOTHING
 RETURNING date_part('epoch', started_at)
 """
+# The last statement of the transaction of a step. If it records nothing, it fails with a division by zero. Then the
+# COMMIT that follows in the same message is not executed.
+RECORD_OWN = f"WITH new (started_at) AS ({RECORD}) SELECT min(started_at), 1 / count(*) FROM new"
 # How far a loop over rows has come. An attempt that was taken for dead does not put the position back.
 NOTE_POSITION = """
 INSERT INTO {step} AS step (task_id, name, number, kind, result, attempt, started_at, finished_at)
@@ -228,7 +243,8 @@ class RecordedSteps(Steps):
     def record(self, name: str, value: Any, failure: dict[str, str] | None, kind: Kind = Kind.STEP) -> None:
         """Write how a step has ended. If that is not possible, the attempt ends."""
         try:
-            self._write(name, value, failure, kind)
+            if not self._write(name, value, failure, kind):
+                self._find(name)
         except Exception as error:  # noqa: BLE001 - the function must not catch it
             self.end(error)
         self.count_anew()
@@ -244,8 +260,10 @@ class RecordedSteps(Steps):
     def _run_in_transaction(self, name: str, function: Callable[[], Any]) -> None:
         try:
             with transaction.atomic(using=self.using, durable=True):
-                if not self._write(name, function(), None):
+                if not (is_written := self._write(name, function(), None, is_last=True)):
                     transaction.set_rollback(True, using=self.using)
+            if not is_written:
+                self._find(name)
         except (ClaimLost, TaskResultError) as error:
             self.end(error)
         except Exception as error:  # noqa: BLE001 - a step may raise anything, and so may its COMMIT
@@ -253,28 +271,40 @@ class RecordedSteps(Steps):
             self.record(name, None, self.failure_of(error))
         self.count_anew()
 
-    def _write(self, name: str, value: Any, failure: dict[str, str] | None, kind: Kind = Kind.STEP) -> bool:
-        """Write a record. Return whether it is this one: another attempt may have written it, which counts.
+    def _write(
+        self,
+        name: str,
+        value: Any,
+        failure: dict[str, str] | None,
+        kind: Kind = Kind.STEP,
+        *,
+        is_last: bool = False,
+    ) -> bool:
+        """Write a record. Return whether it is this one, and not that of another attempt. Raises ``TaskResultError``.
 
-        Raises ``ClaimLost`` if the task no longer belongs to this attempt, and ``TaskResultError``.
+        If it ``is_last``, it is written with the COMMIT of the current transaction.
         """
         number, text = self.next_number, result_text(name, value)
         told = None if failure is None else to_json(failure)
         seconds = monotonic() - self._step_began
-        if rows := self._send(RECORD, name, number, kind.value, None if failure else text, told, seconds):
-            self.records[name] = Record(number, kind.value, from_json(text), failure, rows[0][0])
-            return True
+        values = (name, number, kind.value, None if failure else text, told, repr(seconds))
+        row = self._send(RECORD_OWN if is_last else RECORD, *values, is_last=is_last)
+        if row:
+            self.records[name] = Record(number, kind.value, from_json(text), failure, row[0])
+        return row is not None
+
+    def _find(self, name: str) -> None:
+        """Read the record of another attempt. Raises ``ClaimLost`` if there is none, because the claim is lost."""
         self.records = read_records(self.using, self.claim.id)
         self.records.pop(OF_OTHER_CODE, None)
         if name not in self.records:
             raise ClaimLost(f"{self.claim} is no longer claimed by this attempt, so its step {name!r} is not recorded.")
-        return False
 
     def note_position(self, chunk: Chunk) -> None:
         """Write how far the loop is. If that is not possible, the attempt ends."""
         position = None if chunk.position is None else to_json(chunk.position)
         try:
-            is_written = self._send(NOTE_POSITION, chunk.name, chunk.record.number, position, chunk.is_last)
+            is_written = self._send(NOTE_POSITION, chunk.name, chunk.record.number, position, str(chunk.is_last))
         except Exception as error:  # noqa: BLE001 - the function must not catch it
             self.end(error)
         if not is_written:
@@ -282,11 +312,26 @@ class RecordedSteps(Steps):
             self.end(ClaimLost(text))
         super().note_position(chunk)
 
-    def _send(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Send a statement that the claim guards."""
+    def _send(self, statement: str, *values: str | int | None, is_last: bool = False) -> Sequence[Any] | None:
+        """Send a statement that the claim guards, and return its row, if it has one.
+
+        Not by Django's cursor, which takes as long as all the rest of a record.
+        """
+        connection = connection_for(self.using)
+        connection.ensure_connection()
         fence = (self.claim.id, self.claim.attempt)
-        anew = [(COUNT_ANEW, fence)] if self.claim.retries or self.claim.rescues else []
-        return run(self.using, statement, *values, *fence, first=anew)
+        text = filled(statement) % literals(connection, (*values, *fence))
+        parts: list[Part] = [text]
+        if self.claim.retries or self.claim.rescues:
+            parts.insert(0, (COUNT_ANEW, fence))
+        if is_last and is_plain_django(connection) and len(connection.atomic_blocks) == 1:
+            parts.append("COMMIT")
+        try:
+            return send(connection, text if parts == [text] else message(self.using, *parts))
+        except DatabaseFailure as error:
+            if is_last and has_divided_by_zero(error):
+                return None
+            raise
 
     def count_anew(self) -> None:
         """Count attempts, and deaths of workers, anew. The row does so since the commit of the record."""
@@ -384,7 +429,8 @@ def wake_waiting(using: str, events: Collection[str]) -> int:
     """
     if not events:
         return 0
-    woken = run(using, WAKE_WAITING, array_of_texts(events), first=LIMIT_WAKE)
+    # It need not wait for the disk: if the server crashes, the upkeep makes them ready.
+    woken = run(using, WAKE_WAITING, array_of_texts(events), first=[*unsynced(using), *LIMIT_WAKE])
     wake(using, (queue for status, queue, _ in woken if status == TaskStatus.READY))
     admit(using, (key for *_, key in woken))
     return len(woken)

@@ -460,3 +460,9 @@ def strike(fault):
 
 def parent_of(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@task(takes_context=True)
+def book_and_charge(context):
+    context.step("charge", effect, "charge")
+    context.atomic_step("book", effect, "book")

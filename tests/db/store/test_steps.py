@@ -13,10 +13,12 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
+from psycopg.pq import TransactionStatus
 
 from django_pglock import emit
 from django_pglock.errors import ClaimLost
 from django_pglock.models import Event, Step, Task
+from django_pglock.store import steps
 from django_pglock.store.outcome import Snoozed
 from django_pglock.store.settle import settle
 from django_pglock.store.steps import RecordedSteps, missed_events, prune_events, read_records, wake_waiting
@@ -70,6 +72,25 @@ def test_a_task_continues_behind_its_last_step(when):
     assert sample.CALLS == ["charge", "book", "mail"]
     assert Effect.objects.count() == 1
     assert Task.objects.get().attempts_made == 1, "a pause is no attempt"
+
+
+def test_a_record_is_one_message_with_its_commit(monkeypatch):
+    """So an atomic step has one message more than its function, and a transaction that the function begins has none."""
+    sent, send = [], steps.send
+
+    def note(connection, text):
+        try:
+            return send(connection, text)
+        finally:
+            sent.append(
+                (text.partition(" ")[0].strip(), text.endswith("COMMIT"), connection.connection.info.transaction_status)
+            )
+
+    monkeypatch.setattr(steps, "send", note)
+    sample.book_and_charge.enqueue()
+    assert outcomes() == ["succeeded"]
+    idle = TransactionStatus.IDLE
+    assert sent == [("INSERT", False, idle), ("WITH", True, idle)]
 
 
 def test_a_coroutine_continues_behind_its_last_step():
