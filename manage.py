@@ -71,6 +71,10 @@ def with_database(function):
     if not is_demo or wants_help:
         function()
         return
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Such as a terminal that is closed. "nohup" has SIGHUP ignored.
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     from example_project.postgres import NoPostgres, PrivatePostgres
 
     try:
@@ -243,7 +247,7 @@ def run_alone(command, **options):
         signal.signal(signal.SIGINT, before)
         if interrupts:
             signal.raise_signal(signal.SIGINT)
-        code = child.wait()
+        code = wait_aloud(child)
     except BaseException:
         if os.name == "nt":
             child.kill()
@@ -255,6 +259,17 @@ def run_alone(command, **options):
         raise
     if code:
         raise subprocess.CalledProcessError(code, command)
+
+
+def wait_aloud(child):
+    """Wait for a program. Say now and then that it is at work: pip is silent while it unpacks."""
+    seconds = 0
+    while True:
+        try:
+            return child.wait(4)
+        except subprocess.TimeoutExpired:
+            seconds += 4
+            print("  ... %d s" % seconds, file=sys.stderr, flush=True)
 
 
 def kill_group(leader):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from django.contrib import admin
 from django.contrib.admin.views.main import ERROR_FLAG
 from django.contrib.messages import WARNING
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
 from django.utils.html import format_html
 from django.utils.http import urlencode
@@ -157,6 +157,11 @@ class TaskAdmin(ReadOnlyAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """Add whether the user may export and enqueue. Say so if Django has dropped the filters."""
+        if "status" in request.GET:
+            # As people write it. Django's name of the filter is longer.
+            query = request.GET.copy()
+            query["status__exact"] = query.pop("status")[-1].upper()
+            return HttpResponseRedirect(f"{request.path}?{query.urlencode()}")
         if ERROR_FLAG in request.GET:
             self.message_user(request, gettext("A filter could not be read, so the list is not filtered."), WARNING)
         may = {"export": self.has_export_permission(request), "enqueue": self.has_enqueue_permission(request)}

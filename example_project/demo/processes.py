@@ -32,9 +32,11 @@ class Fleet:
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = {**os.environ, **environment}
         self.started: list[subprocess.Popen[bytes]] = []
-        self.log = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed by stop()
+        self.log = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115 - closed by stop()
         # All processes inherit this file as their output. The lock of the file ends when the last of them has ended.
         self._output = Path(self.log.name).open("ab")  # noqa: SIM115 - closed by stop()
+        # Without a name the file ends with its last process, also if the demo is killed.
+        Path(self.log.name).unlink()
         fcntl.flock(self._output, fcntl.LOCK_EX)
 
     def start(self, *arguments: str, pass_fds: Sequence[int] = (), **environment: str) -> subprocess.Popen[bytes]:
@@ -60,6 +62,12 @@ class Fleet:
             )
             self.started.append(process)
         return process
+
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        """Stop one process, and wait for its end."""
+        process.terminate()
+        process.wait()
+        self.started.remove(process)
 
     def stop(self) -> None:
         """Stop all: first by SIGTERM, then by SIGKILL."""

@@ -59,6 +59,7 @@ class Scenario:
         self.report = Report()
         #: The port of the shop, once it is open.
         self.port = 0
+        self.shop: subprocess.Popen[bytes] | None = None
         self.workers: list[subprocess.Popen[bytes]] = []
         self.background: list[Background] = []
 
@@ -80,7 +81,7 @@ class Scenario:
             self.port = listener.getsockname()[1]
             self.screen.say(f"The shop opens on http://127.0.0.1:{self.port}/ with {size.WORKERS} worker processes.")
             descriptor = listener.fileno()
-            server = self.fleet.start(
+            self.shop = server = self.fleet.start(
                 "serveshop", str(self.port), "--fd", str(descriptor), pass_fds=[descriptor], CONN_MAX_AGE="0"
             )
         self.workers = [self.fleet.start("runlockworker", "--threads", "4", "--no-reload") for _ in range(size.WORKERS)]
@@ -92,6 +93,13 @@ class Scenario:
             if time.monotonic() > deadline:
                 raise TimeoutError("The workers did not come.")
             time.sleep(0.05)
+
+    def slow_down_the_bank(self) -> None:
+        """Open the shop again, with a bank that leaves a person the time for a second click."""
+        assert self.shop is not None
+        self.fleet.end(self.shop)
+        self.shop = self.fleet.start("serveshop", str(self.port), SHOP_PAYMENT_SECONDS="2")
+        wait_for_shop(self.port)
 
     def one_impatient_shopper(self, rush: Rush, shopper: Any) -> None:
         """A hundred clicks on one button at once."""

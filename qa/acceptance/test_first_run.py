@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,29 @@ def test_ctrl_c_ends_the_demo_with_a_sentence_and_leaves_no_process(eventually):
     assert (demo.returncode, "Traceback" in output) == (130, False), output
     assert output.splitlines()[-1] == "Stopped by Ctrl-C. Nothing that this command has started is left behind."
     eventually(lambda: subprocess.run(["ps", "-s", str(demo.pid)], capture_output=True, check=False).returncode == 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=["kill -9", "a closed terminal"])
+def test_a_demo_that_is_ended_from_outside_leaves_nothing(eventually, number):
+    others = ("DATABASE_URL", "DJANGO_SETTINGS_MODULE", "PYTHONDEVMODE")
+    demo = subprocess.Popen(
+        [sys.executable, "manage.py", "demo"], cwd=ROOT, text=True, start_new_session=True,
+        env={**{name: value for name, value in os.environ.items() if name not in others}, "PGLOCK_NO_BOOTSTRAP": "1"},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )  # fmt: skip
+    with demo:
+        next(line for line in demo.stdout if "One shopper pressed" in line)
+        listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+        children = [pid for pid, parent in map(str.split, listed.splitlines()) if parent == str(demo.pid)]
+        files = [os.readlink(link) for link in Path(f"/proc/{demo.pid}/fd").iterdir() if link.is_symlink()]
+        assert len(children) >= 5, "the server, four workers, and the guard of the database"
+        os.kill(demo.pid, number)
+        demo.stdout.read()
+    temporary = [file for file in files if file.startswith((tempfile.gettempdir(), "/dev/shm"))]
+    assert temporary
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+    eventually(lambda: not any(Path(file).exists() for file in temporary))
 
 
 @pytest.fixture

@@ -41,6 +41,13 @@ def test_filters_and_the_search_of_the_task_list_answer_any_text(client):
         assert client.get(LIST + query, follow=True).status_code == 200, query
 
 
+def test_a_status_in_an_address_that_was_written_by_hand_is_the_filter(client):
+    failed, _ = make(status="FAILED"), make()
+    response = client.get(f"{LIST}?status=failed&queue=default", follow=True)
+    assert response.redirect_chain == [(f"{LIST}?queue=default&status__exact=FAILED", 302)]
+    assert [row.pk for row in response.context["cl"].result_list] == [failed.pk]
+
+
 @pytest.mark.parametrize("zone", ["Etc/GMT+12", "Pacific/Kiritimati"])
 def test_no_date_that_another_program_can_write_breaks_the_pages(client, zone):
     tasks = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from tests.db.store.workers import beat
 
 pytestmark = pytest.mark.django_db(transaction=True)
 CHECKOUT = reverse("shop:checkout")
+PERSON = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 
 
 @pytest.fixture
@@ -56,6 +58,23 @@ def test_a_click_while_the_first_is_under_way_gets_409(buyer, product, in_thread
     with lock("checkout", buyer.pk):
         [answer] = in_threads(lambda _: browser(buyer).post(CHECKOUT, {"cart": uuid4(), "product": product.pk}), 1)
     assert answer.status_code == 409
+
+
+def test_a_person_gets_pages_with_links_to_the_order_its_task_and_the_lock(buyer, product, in_threads):
+    User.objects.filter(pk=buyer.pk).update(is_staff=True, is_superuser=True)
+    buyer.refresh_from_db()
+    client, data = browser(buyer), {"cart": uuid4(), "product": product.pk}
+    with lock("checkout", buyer.pk):
+        [busy] = in_threads(lambda _: browser(buyer).post(CHECKOUT, data, headers=PERSON), 1)
+    pages = [busy, client.post(CHECKOUT, data, headers=PERSON), client.post(CHECKOUT, data, headers=PERSON)]
+    assert [page.status_code for page in pages] == [409, 200, 200]
+    assert [page.content.decode().split("h1>")[1] for page in pages] == [
+        "One moment</", "Thank you</", "You have this already</",
+    ]  # fmt: skip
+    assert f'name="cart" value="{data["cart"]}"' in busy.content.decode()
+    linked = {link for page in pages for link in re.findall(r'href="(/admin/[^"]+)"', page.content.decode())}
+    assert len(linked) == 3
+    assert {client.get(link).status_code for link in linked} == {200}
 
 
 def test_the_receipt_is_enqueued_with_the_order_and_sent_once(buyer, product):

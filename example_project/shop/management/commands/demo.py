@@ -7,13 +7,15 @@ import sys
 import time
 from typing import Any
 
+from django.contrib.auth.hashers import make_password
 from django.contrib.auth.models import User
 from django.core.management import BaseCommand, CommandError, CommandParser, call_command
 
-from example_project.demo import evidence
+from example_project.demo import evidence, size
 from example_project.demo.processes import Fleet
 from example_project.demo.scenario import Report, Scenario
 from example_project.demo.screen import Screen, counted
+from example_project.shop.models import CreditEntry
 
 LOGIN = "demo"
 
@@ -49,7 +51,7 @@ class Command(BaseCommand):
                 self.stdout.write(json.dumps(report.as_dict(), indent=2))
             show(screen, report)
             if report.holds and not (options["no_serve"] or options["json"]):
-                serve(screen, scenario.port)
+                serve(screen, scenario)
         except (TimeoutError, RuntimeError) as error:
             raise CommandError(str(error)) from error
         finally:
@@ -82,12 +84,27 @@ def show(screen: Screen, report: Report) -> None:
     screen.say(f"\nThe whole took {report.seconds} s.")
 
 
-def serve(screen: Screen, port: int) -> None:
+def serve(screen: Screen, scenario: Scenario) -> None:
     """Let a person look around until Ctrl-C."""
-    who = "as somebody of this database"
-    if not User.objects.filter(username=LOGIN).exists():
-        User.objects.create_superuser(LOGIN, password=LOGIN)
-        who = f"user {LOGIN}, password {LOGIN}"
-    screen.say(f"Look around: http://127.0.0.1:{port}/admin/  ({who}). Ctrl-C ends it.")
+    who = make_visitor()
+    scenario.slow_down_the_bank()
+    shop = f"http://127.0.0.1:{scenario.port}"
+    screen.say(
+        f"\nNow it is your turn. The shop and {counted(size.WORKERS - 1, 'worker')} still run; log in as {who}.\n"
+        f"  {shop}/  press Buy twice: the bank takes two seconds\n"
+        f"  {shop}/admin/django_pglock/overview/  what ran, what failed, who works\n"
+        f"  {shop}/admin/django_pglock/task/?status=FAILED  tasks, with their attempts, and what you can do with them\n"
+        f"  {shop}/admin/django_pglock/advisorylock/  who holds a lock, and who waits for it\n"
+        "Ctrl-C ends all of it, the database included."
+    )
     while True:
         time.sleep(1)
+
+
+def make_visitor() -> str:
+    """Make the user of the person who looks around, with credits. Return the name and the password."""
+    visitor, is_new = User.objects.get_or_create(
+        username=LOGIN, defaults={"is_staff": True, "is_superuser": True, "password": make_password(LOGIN)}
+    )
+    CreditEntry.objects.create(user=visitor, amount=1_000, reason="gift")
+    return f"{LOGIN}, password {LOGIN}" if is_new else f"{LOGIN}, with the password of this database"
