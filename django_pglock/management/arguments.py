@@ -71,7 +71,7 @@ def plain_refusals() -> Iterator[None]:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         sqlstate = getattr(error.__cause__, "sqlstate", None)
         if sqlstate == NO_RIGHT:
-            hint = _("The rights that a role needs are listed in docs/worker.md.")
+            hint = _("The rights that a role needs are listed in docs/worker.md#rights-in-the-database.")
         elif sqlstate == NO_TABLE:
             hint = _("Run manage.py migrate for this database, or name the one with the tables by --database.")
         elif isinstance(error, (OperationalError, InterfaceError)):

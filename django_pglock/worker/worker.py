@@ -239,7 +239,7 @@ class Worker:
         if not trouble or heartbeat.beat_at is not None or crew.is_stopping or not crew.options["drain"]:
             return
         if heartbeat.last_error is not None and is_forbidden(heartbeat.last_error):
-            why = f"its role lacks a right: {trouble}. docs/worker.md lists what it needs."
+            why = f"its role lacks a right: {trouble}. docs/worker.md#rights-in-the-database lists what it needs."
         elif time.monotonic() - self._began_at > limit:
             why = f"it could not use the database {crew.using!r} within {limit:g} s: {trouble}"
         else:

@@ -102,6 +102,16 @@ def test_every_link_to_a_file_of_ours_leads_somewhere():
             assert not anchor or anchor in anchors(file), f"{page.name}: {target}"
 
 
+def test_every_page_that_a_message_or_a_comment_names_is_there():
+    """Messages of the package, and files that are read beside the pages."""
+    read = ("django_pglock/**/*.py", "qa/**/*.p*", "deploy/*", "tests/**/*.py", ".github/**/*.*", "*.md", "*.toml")
+    files = [path for pattern in read for path in ROOT.glob(pattern) if path.suffix != ".pyc" and path.is_file()]
+    named = {found for path in files for found in re.findall(r"\bdocs/([\w/]+\.md)(?:#([\w-]+))?", path.read_text())}
+    assert ("worker.md", "rights-in-the-database") in named
+    pages = [(ROOT / "docs" / page, anchor) for page, anchor in sorted(named)]
+    assert [page for page, anchor in pages if not page.exists() or (anchor and anchor not in anchors(page))] == []
+
+
 def anchors(page: Path) -> set[str]:
     """Return the anchors of the headings, as GitHub and the documentation make them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)

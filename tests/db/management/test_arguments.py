@@ -36,7 +36,9 @@ def test_a_role_without_rights_gets_a_sentence(name, arguments):
     role = f"pglock_stranger_{os.getpid()}"  # roles belong to the server, not to the tests' database
     execute_sql(f"CREATE ROLE {role}; SET ROLE {role}")
     try:
-        with pytest.raises(CommandError, match=r"^permission denied for \w+ \w+\. The rights .* docs/worker.md\.$"):
+        with pytest.raises(
+            CommandError, match=r"^permission denied for \w+ \w+\. .* docs/worker.md#rights-in-the-database\.$"
+        ):
             call_command(name, *arguments, stdout=StringIO())
     finally:
         execute_sql(f"RESET ROLE; DROP ROLE {role}")
