@@ -12,9 +12,11 @@ upkeep looks for both.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from threading import get_ident
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -25,7 +27,7 @@ from django.db.models.lookups import IsNull
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import ClaimLost, StepError, TaskResultError
-from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.connections import connection_for, has_manual_transaction
 from django_pglock.postgres.message import is_plain_django, literals, send
 from django_pglock.store.admit import admit, unsynced
 from django_pglock.store.attempts import results_at_end
@@ -199,26 +201,41 @@ class RecordedSteps(Steps):
     """The steps of one attempt, in the table."""
 
     def __init__(self, using: str, claim: Claim, definition: TaskFields) -> None:
-        # A task that is claimed for the first time has no steps.
-        super().__init__({} if claim.attempt == 1 else read_records(using, claim.id))
-        self._postponed = self.records.pop(OF_OTHER_CODE, None)
+        super().__init__()
         self.using = using
         self.claim = claim
+        #: The record of a task that old code has postponed.
+        self._postponed: Record | None = None
+        if claim.attempt > 1:
+            # A task that is claimed for the first time has no steps.
+            self._read()
         self.definition = definition
         self._has_to_end: Callable[[], bool] = lambda: False
         self._began = self._step_began = monotonic()
         self._depth = 0
+        self._thread: int | None = None
+
+    def _read(self) -> None:
+        self.records = read_records(self.using, self.claim.id)
+        self._postponed = self.records.pop(OF_OTHER_CODE, None)
 
     def start(self, has_to_end: Callable[[], bool]) -> None:
         """Note that the function is called now. ``has_to_end`` asks whether its process must end, or raises."""
         self._has_to_end = has_to_end
+        # A coroutine gathers in the thread of the ORM.
+        self._thread = None if in_event_loop() else get_ident()
         # In a TestCase there are transactions around the function.
         self._depth = len(connection_for(self.using).atomic_blocks)
 
-    def check(self, name: str) -> None:
-        """Raise if the task has to stop, or if a transaction is open."""
+    def check(self, name: str, *, blocks: bool) -> None:
+        """Raise if the task has to stop, if a transaction is open, or if this is no place for statements."""
         if self._has_to_end():
             self.leave(HandedBack())
+        if blocks and in_event_loop():
+            text = f"The step {name!r} would block the event loop. A coroutine awaits context.astep() or agather()."
+            self.end(StepError(text))
+        if blocks and self._thread not in (None, get_ident()):
+            self.end(StepError(f"The step {name!r} is called in another thread. Call it in that of the function."))
         if len(connection_for(self.using).atomic_blocks) > self._depth:
             text = (
                 f"The step {name!r} is called inside of atomic(), whose rollback would undo its record. Call it "
@@ -251,9 +268,9 @@ class RecordedSteps(Steps):
 
     def atomic_step(self, name: str, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         """Run a part of the function in a transaction whose last statement is its record."""
-        if self.begin(name, Kind.STEP) is None:
+        if self.begin(name, Kind.STEP, blocks=True) is None:
             with self._executing(name):
-                self._run_in_transaction(name, partial(function, *args, **kwargs))
+                self._run_in_transaction(name, partial(self.call, name, function, *args, **kwargs))
         value: R = self._value(name)
         return value
 
@@ -287,6 +304,8 @@ class RecordedSteps(Steps):
         number, text = self.next_number, result_text(name, value)
         told = None if failure is None else to_json(failure)
         seconds = monotonic() - self._step_began
+        if failure and has_manual_transaction(connection := connection_for(self.using)):
+            connection.rollback()
         values = (name, number, kind.value, None if failure else text, told, repr(seconds))
         row = self._send(RECORD_OWN if is_last else RECORD, *values, is_last=is_last)
         if row:
@@ -295,8 +314,7 @@ class RecordedSteps(Steps):
 
     def _find(self, name: str) -> None:
         """Read the record of another attempt. Raises ``ClaimLost`` if there is none, because the claim is lost."""
-        self.records = read_records(self.using, self.claim.id)
-        self.records.pop(OF_OTHER_CODE, None)
+        self._read()
         if name not in self.records:
             raise ClaimLost(f"{self.claim} is no longer claimed by this attempt, so its step {name!r} is not recorded.")
 
@@ -335,6 +353,13 @@ class RecordedSteps(Steps):
 
     def count_anew(self) -> None:
         """Count attempts, and deaths of workers, anew. The row does so since the commit of the record."""
+        connection = connection_for(self.using)
+        if has_manual_transaction(connection):
+            # With AUTOCOMMIT off, or after a BEGIN of the function, the record would be rolled back at its end.
+            try:
+                connection.commit()
+            except Exception as error:  # noqa: BLE001 - the function must not catch it
+                self.end(error)
         self.claim.retries = self.claim.rescues = 0
 
     def transaction_of(self, chunk: Chunk) -> AbstractContextManager[Any]:
@@ -373,7 +398,7 @@ class RecordedSteps(Steps):
         """End the wait if all children have ended. Otherwise, one was retried meanwhile, so wait for it again."""
         try:
             awaited = end_gather(self.using, self.claim.id, name)
-            self.records = read_records(self.using, self.claim.id)
+            self._read()
         except Exception as error:  # noqa: BLE001 - the function must not catch it
             self.end(error)
         if awaited:
@@ -382,6 +407,15 @@ class RecordedSteps(Steps):
     def results_of(self, record: Record) -> list[TaskResult[..., Any]]:
         """Return the results of the children of a record as they were when the gather has ended."""
         return results_at_end(self.using, record.result["children"], record.result.get("ends", {}))
+
+
+def in_event_loop() -> bool:
+    """Return whether this thread runs an event loop now."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def read_records(using: str, task_id: int) -> dict[str, Record]:

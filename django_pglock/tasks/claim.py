@@ -245,7 +245,7 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
         return self._claims[0].attempt
 
 
-class ForeignContext(compat.TaskContext):  # type: ignore[type-arg, misc]
+class ForeignContext(compat.TaskContext):  # type: ignore[type-arg]
     """The context of another backend of ``django.tasks``. It names what only this package's backend has."""
 
     def __getattr__(self, name: str) -> Any:

@@ -17,17 +17,21 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
+from inspect import isawaitable, iscoroutine
 from time import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from asgiref.sync import sync_to_async
-from django.db import transaction
+from django.db import router, transaction
+from django.db.models import QuerySet
+from django.db.models.manager import BaseManager
+from django.db.models.query import ModelIterable
 from django.utils.timezone import is_aware, make_aware
 
 from django_pglock.error_reading import describe_exception, message_of
 from django_pglock.errors import EventTimeout, StepError, StepFailed, StepsChanged, TaskOptionError, TaskResultError
-from django_pglock.tasks.arguments import from_json, to_json
+from django_pglock.tasks.arguments import from_json, to_json, with_article
 from django_pglock.tasks.compat import TaskResult
 from django_pglock.tasks.queues import check_text
 from django_pglock.tasks.results import PostgresTaskError, make_result
@@ -187,11 +191,11 @@ class Steps:
 
     def step(self, name: str, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         """Run a part of the function once: see ``TaskContext.step``."""
-        if self.begin(name, Kind.STEP) is None:
+        if self.begin(name, Kind.STEP, blocks=True) is None:
             value, failure = None, None
             with self._executing(name):
                 try:
-                    value = function(*args, **kwargs)
+                    value = self.call(name, function, *args, **kwargs)
                 except Exception as error:  # noqa: BLE001 - a step may raise anything
                     failure = self.failure_of(error)
                 self.record(name, value, failure)
@@ -207,12 +211,33 @@ class Steps:
             value, failure = None, None
             with self._executing(name):
                 try:
-                    value = await function(*args, **kwargs)
+                    value = await self._awaitable(name, function, *args, **kwargs)
                 except Exception as error:  # noqa: BLE001 - a step may raise anything
                     failure = self.failure_of(error)
                 # In the thread of coroutines for Django's ORM.
                 await sync_to_async(self.record)(name, value, failure)
         return self._value(name)
+
+    def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the function of a step."""
+        value = self._checked(name, function)(*args, **kwargs)
+        if iscoroutine(value):
+            value.close()
+            self.end(StepError(f"The step {name!r} calls a coroutine function. Write: await context.astep(...)."))
+        return value
+
+    def _awaitable(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        value = self._checked(name, function)(*args, **kwargs)
+        if not isawaitable(value):
+            text = f"The step {name!r} calls a function that is none of a coroutine. Give sync_to_async(function)."
+            self.end(StepError(text))
+        return value
+
+    def _checked(self, name: str, function: Any) -> Callable[..., Any]:
+        if not callable(function):
+            text = f"The function of the step {name!r} is {function!r:.200}. Give the function, and then its arguments."
+            self.end(StepError(text))
+        return cast("Callable[..., Any]", function)
 
     def sleep(self, name: str, until: float | timedelta | datetime) -> None:
         """Continue the task later."""
@@ -242,19 +267,22 @@ class Steps:
 
     def chunks(self, name: str, rows: Any, size: int) -> Iterator[Chunk]:
         """Yield the rows of a queryset in parts, by primary key, and note after each how far the loop is."""
-        record = self.begin(name, Kind.CHUNKS)
+        record = self.begin(name, Kind.CHUNKS, blocks=True)
         if not isinstance(size, int) or size < 1:
             self.end(StepError(f"The size of {name!r} is {size!r}; give a number of rows above zero."))
+        if not _is_of_objects(rows):
+            text = f"The rows of {name!r} are {with_article(type(rows).__name__)} that cannot be read in parts. Give a "
+            self.end(StepError(f"{text}queryset of objects, without slices, union(), values() and distinct(field)."))
         if record is None:
             record = self.records[name] = Record(self.next_number, Kind.CHUNKS.value, is_finished=False)
-        key = rows.model._meta.pk
+        key, using = rows.model._meta.pk, rows._db or router.db_for_write(rows.model)  # noqa: SLF001
         rows = rows.order_by("pk")
         if not rows.query.standard_ordering:
             rows = rows.reverse()
         while not record.is_finished:
             later = rows if record.result is None else rows.filter(pk__gt=key.to_python(record.result))
             chunk = Chunk(later[:size], self, name, record)
-            chunk.using = rows.db
+            chunk.using = using
             chunk.is_last = len(chunk) < size
             if chunk:
                 chunk.position = key.value_to_string(chunk[-1])
@@ -271,11 +299,11 @@ class Steps:
                 self.note_position(chunk)
                 self.count_anew()
             if not record.is_finished:
-                self.check(name)
+                self.check(name, blocks=True)
 
     def gather(self, name: str, calls: Iterable[TaskCall[R]]) -> list[TaskResult[..., R]]:
         """Enqueue children, and return their results when all have ended: see ``TaskContext.gather``."""
-        record = self.begin(name, Kind.CHILDREN)
+        record = self.begin(name, Kind.CHILDREN, blocks=True)
         if record is None:
             with self._executing(name):
                 prepared = self.prepare(name, calls)
@@ -313,8 +341,11 @@ class Steps:
 
     # The rules
 
-    def begin(self, name: str, kind: Kind) -> Record | None:
-        """Note that the function has come to a step. Return its record, None if it has to be executed."""
+    def begin(self, name: str, kind: Kind, *, blocks: bool = False) -> Record | None:
+        """Note that the function has come to a step. Return its record, None if it has to be executed.
+
+        ``blocks``: it sends statements here, so it must not be called in an event loop.
+        """
         if self._left is not None and not isinstance(self._left, Suspension):
             raise self._left
         if why := flaw_of_name(name, "step") or self._misuse(name):
@@ -323,7 +354,7 @@ class Steps:
         self._met.add(name)
         record = self.records.get(name)
         if record is None:
-            self.check(name)
+            self.check(name, blocks=blocks)
         elif record.kind != kind.value or record.number < self._last:
             self._refuse_change(f"{name!r} was recorded as {record.kind} number {record.number}")
         else:
@@ -375,7 +406,8 @@ class Steps:
             raise self._left
         if self._running is not None:
             raise StepError(f"The function has returned while its step {self._running!r} runs. Await it.")
-        if missed := [name for name in self.records if name not in self._met | self._asked]:
+        met = self._met | self._asked
+        if missed := [name for name in self.records if name not in met]:
             self._refuse_change(f"{', '.join(map(repr, missed))} was recorded and not called")
 
     def _refuse_change(self, why: str) -> NoReturn:
@@ -419,7 +451,8 @@ class Steps:
     @property
     def next_number(self) -> int:
         """The number of the next new record."""
-        return max((each.number for each in self.records.values()), default=0) + 1
+        # They are in the order of their numbers.
+        return next((each.number for each in reversed(self.records.values())), 0) + 1
 
     def _seconds(self, what: str, value: Any) -> float:
         """Return the seconds of a duration."""
@@ -447,7 +480,7 @@ class Steps:
     def start(self, has_to_end: Callable[[], bool]) -> None:
         """Note that the function is called now. ``has_to_end`` asks whether its process must end, or raises."""
 
-    def check(self, name: str) -> None:
+    def check(self, name: str, *, blocks: bool) -> None:
         """Raise if a new step cannot be executed here."""
 
     def postpone(self) -> None:
@@ -523,9 +556,17 @@ class NoSteps(Steps):
         super().__init__()
         self._why = why
 
-    def begin(self, name: str, kind: Kind) -> Record | None:
+    def begin(self, name: str, kind: Kind, *, blocks: bool = False) -> Record | None:
         """Refuse it."""
         self.end(StepError(f"The step {name!r} is not possible: {self._why}"))
+
+
+def _is_of_objects(rows: Any) -> bool:
+    """Return whether these are a queryset, or a manager, whose objects can be read in parts."""
+    rows = rows.all() if isinstance(rows, BaseManager) else rows
+    if not isinstance(rows, QuerySet) or not issubclass(rows._iterable_class, ModelIterable):  # noqa: SLF001
+        return False
+    return not (rows.query.is_sliced or rows.query.combinator or rows.query.distinct_fields)
 
 
 def flaw_of_name(name: Any, what: str) -> str:

@@ -150,7 +150,7 @@ class Rehearsal(Steps):
                 values = f"{there.get(each)!r}, and now {here.get(each)!r}"
                 self._differ(f"The argument {each!r} of the step {name!r} was {values}")
 
-    def begin(self, name: str, kind: Kind) -> Record | None:
+    def begin(self, name: str, kind: Kind, *, blocks: bool = False) -> Record | None:
         """Note that the function has come to a step, and check that it is the one of the earlier runs."""
         expected = self._next_name(name)
         if expected is None:
@@ -158,7 +158,7 @@ class Rehearsal(Steps):
         elif expected != name:
             self._differ(f"The function calls the step {name!r} where an earlier run has called {expected!r}")
         self._place += 1
-        return super().begin(name, kind)
+        return super().begin(name, kind, blocks=blocks)
 
     def finish(self) -> None:
         """Check that the function may end now, and that it has called all steps."""
@@ -176,7 +176,7 @@ class Rehearsal(Steps):
     def _differ(self, how: str) -> NoReturn:
         self.end(AssertionError(f"{how}. {WHY}"))
 
-    def check(self, name: str) -> None:
+    def check(self, name: str, *, blocks: bool) -> None:
         """Leave the function before a new step, if it is to be interrupted after the last one."""
         if self._new is not None and self.story.interrupt_after in (None, self._new):
             self.leave(HandedBack())

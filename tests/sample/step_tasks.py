@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -185,6 +186,22 @@ def refused_at_commit_of_rows(context):
             defer_refusal()
 
 
+def leave_open(how):
+    """Write a row, and leave its transaction open."""
+    if how == "BEGIN":
+        connection.cursor().execute("BEGIN")
+    else:
+        transaction.set_autocommit(False)
+    effect("manual")
+    return how
+
+
+@task(takes_context=True, max_attempts=2, backoff=0)
+def manual(context, how):
+    context.step("manual", leave_open, how)
+    return context.step("after", part, "after")
+
+
 def defer_refusal():
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO sample_deferred VALUES (1), (1)")
@@ -195,7 +212,30 @@ def in_a_loop(context):
         context.step("inside", part, "inside")
 
 
+def in_a_thread(context):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(context.step, "elsewhere", part, "elsewhere").exception()
+
+
+async def in_a_loop_of_events(context):
+    context.step("blocks", part, "blocks")
+
+
+def over(rows):
+    return lambda context: list(context.chunks("rows", rows()))
+
+
 USES = {
+    "in a thread": in_a_thread,
+    "called before": lambda context: context.step("called", part("called")),
+    "a coroutine": lambda context: context.step("coroutine", apart, "coroutine"),
+    "an atomic coroutine": lambda context: context.atomic_step("coroutine", apart, "coroutine"),
+    "in an event loop": lambda context: asyncio.run(in_a_loop_of_events(context)),
+    "no coroutine": lambda context: asyncio.run(context.astep("no coroutine", part, "no coroutine")),
+    "a list": over(lambda: [1, 2]),
+    "a slice": over(lambda: Effect.objects.all()[:5]),
+    "dicts": over(lambda: Effect.objects.values("name")),
+    "a union": over(lambda: Effect.objects.all().union(Effect.objects.all())),
     "swallows an error": swallows_an_error,
     "goes on after an error": goes_on_after_an_error,
     "refused at commit": refused_at_commit,

@@ -493,6 +493,16 @@ def test_a_first_claim_reads_no_records(claim, django_assert_num_queries):
         ("goes on", "The step 'after' is called after 'nap' has suspended the task"),
         ("in a loop", "The step 'inside' is called in the loop 'rows'"),
         ("without a size", "The size of 'rows' is 0"),
+        ("in a thread", "The step 'elsewhere' is called in another thread"),
+        ("called before", "The function of the step 'called' is {'name': 'called'}. Give the function, and then"),
+        ("a coroutine", "The step 'coroutine' calls a coroutine function. Write: await context.astep"),
+        ("an atomic coroutine", "The step 'coroutine' calls a coroutine function. Write: await context.astep"),
+        ("in an event loop", "The step 'blocks' would block the event loop. A coroutine awaits context.astep()"),
+        ("no coroutine", "The step 'no coroutine' calls a function that is none of a coroutine"),
+        ("a list", "The rows of 'rows' are a list that cannot be read in parts"),
+        ("a slice", "The rows of 'rows' are a QuerySet that cannot be read in parts"),
+        ("dicts", "The rows of 'rows' are a QuerySet that cannot be read in parts"),
+        ("a union", "The rows of 'rows' are a QuerySet that cannot be read in parts"),
         ("surrogate", "The name of the step contains a NUL character or a lone surrogate"),
         ("NUL in an event", "The name of the event contains a NUL character or a lone surrogate"),
         ("no name", "The name of the step is ''; give a text of 1 to 200 characters"),
@@ -508,6 +518,25 @@ def test_a_wrong_use_fails_the_task_without_a_retry(how, why, is_swallowed):
     assert outcomes() == ["failed"]
     assert why in refreshed(result).errors[0].traceback
     assert not Step.objects.filter(name__in=("inner", "after", "inside", "object")).exists()
+
+
+@pytest.mark.parametrize("how", ["BEGIN", "autocommit off"])
+def test_a_record_is_committed_although_the_function_leaves_a_transaction_open(how):
+    """Otherwise the record would be rolled back at the end of the function, and the step repeated."""
+    sample.FAILING["after"] = 1
+    sample.manual.enqueue(how)
+    assert outcomes() == ["retried", "succeeded"]
+    assert sample.CALLS == ["manual", "after", "after"]
+    assert Step.objects.count() == 2
+    assert Effect.objects.count() == 1
+
+
+def test_a_failed_step_in_an_open_transaction_is_recorded_without_its_effects():
+    sample.FAILING["manual"] = 2
+    sample.manual.enqueue("autocommit off")
+    assert outcomes() == ["retried", "failed"]
+    assert Step.objects.get().failure is not None
+    assert not Effect.objects.exists()
 
 
 @pytest.mark.parametrize("date", [datetime.min, datetime.max, datetime.min.replace(tzinfo=timezone.utc)])
