@@ -23,7 +23,7 @@ from django_pglock.keys import key_of, make_key, name_of
 from django_pglock.keys.template import KeyTemplate
 from django_pglock.locks.coroutines import AsyncHandle
 from django_pglock.locks.handle import Handle
-from django_pglock.locks.request import OnBusy, Request, in_order
+from django_pglock.locks.request import FOREIGN_OPTIONS, OnBusy, Request, in_order
 
 F = TypeVar("F", bound=Callable[..., Any])
 #: PostgreSQL stores the locks of all sessions in one table in shared memory. Thousands of locks in one call could fill
@@ -316,8 +316,9 @@ def _parts_of(name: Any) -> tuple[Any, ...]:
 def refuse_options(options: dict[str, Any]) -> None:
     """Raise ``TypeError`` for options of an acquire."""
     for name in options:
+        meant = f"; write {FOREIGN_OPTIONS[name]}" if name in FOREIGN_OPTIONS else ""
         raise TypeError(
-            f"acquire() has no option {name!r}. A lock has its options before: lock(…, timeout=1).acquire()."
+            f"acquire() has no option {name!r}{meant}. A lock has its options before: lock(…, timeout=1).acquire()."
         )
 
 

@@ -41,6 +41,7 @@ def test_a_scope_that_does_not_exist_is_refused_before_it_is_used(make):
         (lambda: semaphore("a", limit=1, xact=True), r"semaphore\(\) has no option 'xact'; write scope='transaction'"),
         (lambda: try_lock("a", colour="red"), r"try_lock\(\) has no option 'colour'\.$"),
         (lambda: lock_view("a", blocking=False), r"lock_view\(\) has no option 'blocking'; write timeout=0"),
+        (lambda: lock("a").acquire(blocking=False), r"acquire\(\) has no option 'blocking'; write timeout=0"),
         (lambda: lock("a").acquire(timeout=1), r"acquire\(\) has no option 'timeout'\. .* lock\(…, timeout=1\)"),
     ],
 )
