@@ -19,7 +19,8 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.tasks import registry
 from django_pglock.tasks.backends import arguments_of
 from django_pglock.tasks.claim import TaskContext, context_of
-from django_pglock.tasks.fields import OF_CALL, TaskFields
+from django_pglock.tasks.compat import Task
+from django_pglock.tasks.fields import OF_CALL
 
 #: The mocks of ``patch_enqueue``: attributes with the names of task functions.
 _mocks = SimpleNamespace()
@@ -42,7 +43,7 @@ class EnqueuedCall:
 
 
 @contextmanager
-def enqueued(function: TaskFields | None = None) -> Iterator[list[EnqueuedCall]]:
+def enqueued(function: Task[..., Any] | None = None) -> Iterator[list[EnqueuedCall]]:
     """Return the list of the calls that are enqueued in the block, in their order; of one task function, or of all.
 
     They are enqueued as ever, so ``run_tasks()`` runs them. A call is in the list although its transaction is rolled
@@ -77,13 +78,14 @@ def patch_enqueue(path: str) -> Any:
     return mock.patch.object(_mocks, path, create=True)
 
 
-def make_context(function: TaskFields, *, attempt: int = 1) -> TaskContext:
+def make_context(function: Task[..., Any], *, attempt: int = 1) -> TaskContext:
     """Return the context of an attempt of a task function, for a test that calls what takes one.
 
     ``attempt`` is its number. The context has the ``meta`` of ``function.using(meta=…)``. It is never stopped, and its
     steps run without a record. ``function.call(…)`` makes one by itself.
     """
-    return context_of(function, (), {}, attempt=attempt)
+    task: Any = function
+    return context_of(task, (), {}, attempt=attempt)
 
 
 @cache

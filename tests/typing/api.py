@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from django.contrib.auth.models import User
 from django.db.models import F
@@ -30,7 +32,10 @@ from django_pglock import (
 from django_pglock import (
     TaskContext as OurTaskContext,
 )
-from django_pglock.testing import run_steps, run_tasks
+from django_pglock.testing import enqueued, make_context, patch_enqueue, run_steps, run_tasks
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @task
@@ -231,6 +236,35 @@ def run_enqueued_tasks() -> None:
         assert_type(run.outcome, str)
         assert_type(run.exception, "BaseException | None")
     run_tasks(until="never")  # type: ignore[arg-type]
+
+
+def see_what_is_enqueued() -> None:
+    with enqueued(send) as calls, enqueued(), patch_enqueue("shop.tasks.rebuild") as mocked:
+        send.enqueue(1)
+        mocked.assert_not_called()
+    assert_type(calls[0].options, dict[str, Any])
+    assert_type(make_context(send.using(meta={"trace": 1}), attempt=2), OurTaskContext)
+
+
+def reported(function: Callable[P, R]) -> Callable[Concatenate[OurTaskContext, P], R]:
+    """A hook around a function, which takes the context for it."""
+
+    @wraps(function)
+    def inner(context: OurTaskContext, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return function(*args, **kwargs)
+
+    return inner
+
+
+@task(takes_context=True)
+@reported
+def hooked(order_id: int) -> str:
+    return str(order_id)
+
+
+def call_a_hooked_function() -> None:
+    assert_type(hooked.call(1), str)
+    hooked.enqueue("one")  # type: ignore[arg-type]
 
 
 def run_a_function_with_steps() -> None:
