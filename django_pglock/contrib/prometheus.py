@@ -22,10 +22,10 @@ from prometheus_client.registry import Collector
 
 from django_pglock.error_reading import one_line
 from django_pglock.loggers import get_logger
-from django_pglock.store.numbers import depths
+from django_pglock.store.numbers import depths, suspended
 from django_pglock.store.statements import rows_of
 from django_pglock.tasks.backends import our_backends
-from django_pglock.worker.parent.probes import PREFIX, depth_families
+from django_pglock.worker.parent.probes import PREFIX, depth_families, suspended_family
 
 logger = get_logger("django_pglock.tasks")
 
@@ -49,11 +49,12 @@ class TaskCollector(Collector):  # type: ignore[misc]
         databases = {backend.database for backend in our_backends()}
         try:
             found = [*chain(*map(depths, databases))]
+            waiting = suspended_family(chain(*map(suspended, databases)))
             workers = sum(rows_of("Worker", alias).alive().count() for alias in databases)
         except DatabaseFailure as error:
             logger.warning("The metrics of tasks cannot be read: %s", one_line(error))
             return
-        for each in depth_families(found):
+        for each in (*depth_families(found), waiting):
             family = Metric(f"{PREFIX}{each.name}", each.text, each.kind)
             for number, labels, _ in each.samples:
                 family.add_sample(f"{PREFIX}{each.name}", labels, number)

@@ -63,8 +63,9 @@ class Number(Row):
     empty, too. The kinds of attempts are small letters: an outcome such as ``failed``, ``waited`` and ``ran``, whose
     ``total`` is in seconds and whose ``buckets`` are a histogram (``store/numbers.py`` has the bounds). ``failed``
     attempts were the last of their tasks, ``retried`` ones failed as well, ``lost`` ones were lost with their worker or
-    connection. A status in capitals is the number of tasks that the queue had when it was last counted in that minute;
-    the ``total`` of READY is the age of the oldest.
+    connection. ``steps`` were recorded, and ``timeouts`` ended waits for events. A status in capitals, or a kind of
+    suspended tasks, is the number of tasks that the queue had when it was last counted in that minute; the ``total`` of
+    READY is the age of the oldest.
     """
 
     # The names are for programs: no page shows these rows as they are.

@@ -18,6 +18,8 @@ OLDEST = 3
 MOST_SEARCHED = 20_000
 #: The statuses that are counted. The statements name them again.
 COUNTED = ("READY", "BLOCKED", "SCHEDULED", "RUNNING", "FAILED")
+#: What suspends a task between two of its steps.
+SUSPENDED = ("SLEEP", "EVENT", "CHILDREN")
 
 # How many tasks of each queue are ready, and for how many seconds the oldest of them has been ready. A limited number
 # of entries of each queue is read, from the two indexes of ready tasks. Only for the tasks with the lowest ids the rows
@@ -69,6 +71,23 @@ FROM unnest(ARRAY['BLOCKED', 'SCHEDULED', 'RUNNING']) AS wanted (status) CROSS J
 GROUP BY newest.status, newest.queue
 """
 
+# The suspended ones of these tasks, by queue and by what suspends them. A claim writes nothing to the records of steps,
+# so a sleep is known by its attempt.
+COUNT_SUSPENDED = """
+SELECT newest.queue, COALESCE(step.kind, 'CHILDREN') AS kind, count(*)
+FROM unnest(ARRAY['BLOCKED', 'SCHEDULED']) AS wanted (status) CROSS JOIN LATERAL (
+    SELECT task.id, task.status, task.queue, task.attempts, task.worker, task.waits_for FROM {task} AS task
+    WHERE task.status BETWEEN wanted.status AND wanted.status AND task.status <> 'SUCCESSFUL'
+    ORDER BY task.status DESC, task.id DESC LIMIT (SELECT %s::bigint)) AS newest
+LEFT JOIN LATERAL (
+    SELECT step.kind FROM {step} AS step
+    WHERE newest.status = 'SCHEDULED' AND newest.attempts > 0 AND step.task_id = newest.id
+      AND step.attempt = newest.attempts AND step.finished_at IS NULL AND step.kind IN ('SLEEP', 'EVENT')
+    LIMIT 1) AS step ON true
+WHERE step.kind IS NOT NULL OR (newest.status = 'BLOCKED' AND newest.worker IS NOT NULL AND newest.waits_for > 0)
+GROUP BY newest.queue, COALESCE(step.kind, 'CHILDREN')
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
@@ -117,3 +136,8 @@ def queue_counts(using: str, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
         QueueCounts(queue, counts[queue], oldest.get(queue), paused.get(queue), frozenset(at_least[queue] | capped))
         for queue in sorted({*counts, *paused})
     ]
+
+
+def suspended_counts(using: str, *, most: int = MOST_COUNTED) -> list[tuple[str, str, int]]:
+    """Return queue, kind and number of the suspended tasks, among the newest ``most`` of each status."""
+    return run(using, COUNT_SUSPENDED, most)

@@ -16,6 +16,7 @@ A row has a period, a kind, a queue, a function, and what was counted: a number,
 from __future__ import annotations
 
 import math
+import threading
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -30,7 +31,7 @@ from django.db import transaction
 from django.db.models import Sum
 from django.utils.timezone import now
 
-from django_pglock.store.count import COUNTED, QueueCounts, queue_counts
+from django_pglock.store.count import COUNTED, SUSPENDED, QueueCounts, queue_counts, suspended_counts
 from django_pglock.store.ready import paused_queues
 from django_pglock.store.statements import LIMIT_WAITS, WINDOW, rows_of, run
 from django_pglock.tasks.claim import date_of
@@ -53,7 +54,9 @@ FACTOR = math.sqrt(2)
 OUTCOMES = ("succeeded", "failed", "retried", "cancelled", "snoozed", "lost")
 #: The kinds of numbers about attempts: how many ended so, and how long they waited and ran.
 WAITED, RAN = "waited", "ran"
-ATTEMPT_KINDS = (*OUTCOMES, WAITED, RAN)
+#: What attempts have done besides: steps that they have recorded, and waits for an event that ended by their timeout.
+STEPS, TIMEOUTS = "steps", "timeouts"
+ATTEMPT_KINDS = (*OUTCOMES, STEPS, TIMEOUTS, WAITED, RAN)
 
 
 def bucket_of(seconds: float) -> int:
@@ -93,6 +96,8 @@ class Counts:
     cancelled: int = 0
     snoozed: int = 0
     lost: int = 0
+    steps: int = 0
+    timeouts: int = 0
     wait_seconds: float = 0.0
     run_seconds: float = 0.0
     wait: list[int] = field(default_factory=lambda: [0] * BUCKETS)
@@ -134,7 +139,7 @@ class Counts:
 
     def rows(self) -> Iterator[tuple[str, int, float, list[int]]]:
         """Yield kind, count, sum and buckets of each row that stores these numbers."""
-        yield from ((name, count, 0.0, []) for name in OUTCOMES if (count := getattr(self, name)))
+        yield from ((name, count, 0.0, []) for name in (*OUTCOMES, STEPS, TIMEOUTS) if (count := getattr(self, name)))
         for kind, total, buckets in ((WAITED, self.wait_seconds, self.wait), (RAN, self.run_seconds, self.run)):
             if total or any(buckets):
                 yield kind, sum(buckets), total, buckets
@@ -283,6 +288,24 @@ Counted = Mapping[tuple[int, str, str], Counts]
 
 # Attempts
 
+#: What this process has counted of steps since the settler took it: by queue, function and kind.
+_of_steps: Counter[tuple[str, str, str]] = Counter()
+_counting = threading.Lock()
+
+
+def count_step(queue: str, task_path: str, kind: str, number: int = 1) -> None:
+    """Count a recorded step, or a wait that ended by its timeout. The settler writes it, with the next attempts."""
+    with _counting:
+        _of_steps[queue, task_path, kind] += number
+
+
+def take_counted_steps() -> dict[tuple[str, str, str], int]:
+    """Return what was counted of steps since the last call, by queue, function and kind."""
+    with _counting:
+        found = dict(_of_steps)
+        _of_steps.clear()
+    return found
+
 
 def add_numbers(using: str, counted: Counted) -> float:
     """Add the counts of some minutes to the rows of these minutes, of their hours, of all time, and of the sums.
@@ -404,6 +427,11 @@ def depths(using: str, *, max_age: float = MAX_AGE) -> list[QueueCounts]:
     return [QueueCounts.of(queue, found[queue], oldest.get(queue), paused.get(queue)) for queue in sorted(found)]
 
 
+def suspended(using: str) -> list[tuple[str, str, int]]:
+    """Return queue, kind and number of the suspended tasks, as last counted; ``depths`` counts."""
+    return [(queue, kind, count) for queue, kind, count, _age in run(using, READ_DEPTHS, [*SUSPENDED])]
+
+
 def queues_without_row(using: str, *, also: Iterable[str] = ()) -> list[str]:
     """Return the queues that have or had tasks, and those of ``also``, without the queues that have a row.
 
@@ -430,8 +458,9 @@ def count_depths(using: str, max_age: float = BETWEEN_DEPTHS) -> float:
                 for status, count in each.counts.items()
                 if count
             ]
+            rows += [(kind, queue, count, 0.0) for queue, kind, count in suspended_counts(using)]
             columns = map(list, zip(*rows, strict=True)) if rows else [[], [], [], []]
-            run(using, WRITE_DEPTHS, *columns, minute, [*COUNTED])
+            run(using, WRITE_DEPTHS, *columns, minute, [*COUNTED, *SUSPENDED])
     return time.monotonic() - began
 
 

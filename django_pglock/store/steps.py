@@ -32,6 +32,7 @@ from django_pglock.postgres.message import is_plain_django, literals, send
 from django_pglock.store.admit import admit, unsynced
 from django_pglock.store.attempts import results_at_end
 from django_pglock.store.children import end_gather
+from django_pglock.store.numbers import STEPS, TIMEOUTS, count_step
 from django_pglock.store.statements import (
     IN_INDEX_ORDER,
     Part,
@@ -126,6 +127,7 @@ SET attempt = EXCLUDED.attempt, finished_at = EXCLUDED.finished_at, result = EXC
     failure = EXCLUDED.failure, number = EXCLUDED.number,
     started_at = CASE WHEN step.number = EXCLUDED.number THEN step.started_at ELSE EXCLUDED.started_at END
 WHERE step.finished_at IS NULL
+RETURNING CASE WHEN failure IS NOT NULL THEN task_id END
 """
 
 EMIT = """
@@ -310,6 +312,7 @@ class RecordedSteps(Steps):
         row = self._send(RECORD_OWN if is_last else RECORD, *values, is_last=is_last)
         if row:
             self.records[name] = Record(number, kind.value, from_json(text), failure, row[0])
+            count_step(self.claim.queue, self.claim.task_path, STEPS)
         return row is not None
 
     def _find(self, name: str) -> None:
@@ -444,7 +447,10 @@ def write_suspensions(using: str, suspended: Sequence[tuple[Claim, Suspension]])
         (each.id, each.attempt, how.name, how.number, how.kind.value, how.event or "", how.seconds <= 0)
         for each, how in suspended
     ]
-    run(using, SUSPEND, *map(list, zip(*rows, strict=True)))
+    timed_out = {id_ for (id_,) in run(using, SUSPEND, *map(list, zip(*rows, strict=True)))}
+    for claim, _how in suspended:
+        if claim.id in timed_out:
+            count_step(claim.queue, claim.task_path, TIMEOUTS)
     if events := {how.event for _, how in suspended if how.event}:
         after_commit(using, wake_waiting, using, events)
 

@@ -24,7 +24,7 @@ from django_pglock.error_reading import one_line
 from django_pglock.loggers import WORKER, RateOfRecords, get_logger
 from django_pglock.postgres.connections import close_unusable_connections
 from django_pglock.store.admit import admit_without_wake
-from django_pglock.store.numbers import MINUTE, Counts, add_numbers, bucket_of, clock
+from django_pglock.store.numbers import MINUTE, Counts, add_numbers, bucket_of, clock, take_counted_steps
 from django_pglock.store.outcome import (
     CANCEL_REQUESTED,
     FINAL,
@@ -441,6 +441,7 @@ class History:
     def write(self) -> None:
         """Write the counts since the last write."""
         self._write_at = time.monotonic() + MINUTE
+        self._count_steps()
         try:
             self._clock = add_numbers(self.using, self._pending) - time.monotonic()
         except DatabaseFailure:
@@ -449,6 +450,12 @@ class History:
             self._pending = {key: counts for key, counts in self._pending.items() if key[0] > oldest}
         else:
             self._pending.clear()
+
+    def _count_steps(self) -> None:
+        minute = int((time.monotonic() + self._clock) // MINUTE * MINUTE)
+        for (queue, path, kind), number in take_counted_steps().items():
+            counts = self._pending.setdefault((minute, queue, path), Counts())
+            setattr(counts, kind, getattr(counts, kind) + number)
 
 
 def waited(claim: Claim) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -25,7 +26,7 @@ from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import CONNECTION_ERRORS
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.count import COUNTED, QueueCounts
-from django_pglock.store.numbers import BOUNDS, OUTCOMES, Counts, counters, depths
+from django_pglock.store.numbers import BOUNDS, OUTCOMES, STEPS, TIMEOUTS, Counts, counters, depths, suspended
 from django_pglock.worker.options import probe_address
 from django_pglock.worker.parent.health import Health
 
@@ -178,11 +179,13 @@ def of_databases(health: Health) -> list[Family]:
     if not _reading.acquire(blocking=False):
         return []
     queues: list[QueueCounts] = []
+    waiting: list[tuple[str, str, int]] = []
     attempts: dict[tuple[str, str], Counts] = {}
     try:
         for crew in health.crews:
             connections[crew.using] = dedicated_connection(crew.using, application_name="lockworker metrics")
             queues += depths(crew.using)
+            waiting += suspended(crew.using)
             for each in counters(crew.using):
                 attempts.setdefault((each.queue, each.task_path), Counts()).add(each.counts)
     except CONNECTION_ERRORS as error:
@@ -191,7 +194,7 @@ def of_databases(health: Health) -> list[Family]:
     finally:
         connections.close_all()
         _reading.release()
-    return [*depth_families(queues), *attempt_families(attempts)]
+    return [*depth_families(queues), suspended_family(waiting), *attempt_families(attempts)]
 
 
 def depth_families(queues: Iterable[QueueCounts]) -> Iterator[Family]:
@@ -218,12 +221,28 @@ def depth_families(queues: Iterable[QueueCounts]) -> Iterator[Family]:
     yield Family("queue_paused", "1 while the queue is paused, else 0.", paused)
 
 
+def suspended_family(waiting: Iterable[tuple[str, str, int]]) -> Family:
+    """Return the metric of the tasks that are suspended between two of their steps. Queues of one name are one."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for queue, kind, count in waiting:
+        counts[queue, kind.lower()] += count
+    text = "Suspended tasks by queue and kind, among the newest 10000 scheduled and 10000 blocked ones."
+    samples = [Sample(number, {"queue": queue, "kind": kind}) for (queue, kind), number in sorted(counts.items())]
+    return Family("tasks_suspended", text, samples)
+
+
 def attempt_families(attempts: dict[tuple[str, str], Counts]) -> Iterator[Family]:
     """Yield the metrics of all attempts, by queue and function."""
     found = [({"queue": queue, "function": path}, counts) for (queue, path), counts in attempts.items()]
     ends = [Sample(getattr(counts, end), {**labels, "outcome": end}) for labels, counts in found for end in OUTCOMES]
     text = "Attempts of all workers that ended, by queue, function and outcome."
     yield Family("attempts_total", text, ends, "counter")
+    for name, kind, text in (
+        ("steps_recorded_total", STEPS, "Steps of tasks that were recorded, by queue and function."),
+        ("waits_timed_out_total", TIMEOUTS, "Waits for an event that ended by their timeout, by queue and function."),
+    ):
+        # Most functions have no steps.
+        yield Family(name, text, [Sample(n, labels) for labels, each in found if (n := getattr(each, kind))], "counter")
     for name, text in (
         ("wait", "Time from ready to claimed, by queue and function."),
         ("run", "Time for which the function ran, by queue and function."),

@@ -14,7 +14,7 @@ from django_pglock.models import Task
 from django_pglock.store.admit import ADMIT, ADMIT_NEXT, BLOCKED_KEYS, HOLDERS
 from django_pglock.store.children import ABOVE, CHILDREN, END_GATHER, SUSPEND_PARENT
 from django_pglock.store.claim import CLAIM_FAIR, CLAIM_GROUP, RUNNING_CLAIM, claim_statement
-from django_pglock.store.count import COUNT_FAILED, COUNT_OTHERS, COUNT_READY
+from django_pglock.store.count import COUNT_FAILED, COUNT_OTHERS, COUNT_READY, COUNT_SUSPENDED
 from django_pglock.store.dependants import CANCELLED_BECAUSE_OF, PASS_CAUSE_ON, UNFINISHED_PARTS
 from django_pglock.store.enqueue import ENQUEUE_UNKNOWN, admit_statement, enqueue_statement
 from django_pglock.store.failures import FAILURE_GROUPS
@@ -220,6 +220,7 @@ def counts(_backlog):
         "COUNT_READY": Call(filled(COUNT_READY), (["default", "other"], 3, BATCH, BATCH)),
         "COUNT_FAILED": Call(filled(COUNT_FAILED), [BATCH] * 4),
         "COUNT_OTHERS": Call(filled(COUNT_OTHERS), [BATCH]),
+        "COUNT_SUSPENDED": Call(filled(COUNT_SUSPENDED), [BATCH]),
     }
 
 

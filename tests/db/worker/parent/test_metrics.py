@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from datetime import timedelta
 
 import pytest
 from django.db import OperationalError
@@ -13,7 +14,7 @@ from django_pglock.worker.parent import probes as module
 from tests.conftest import NEVER
 from tests.db.worker.parent.asking import ask, metrics
 from tests.db.worker.parent.conftest import sessions
-from tests.sample import running_tasks, tasks
+from tests.sample import running_tasks, step_tasks, tasks
 from tests.sample.running_tasks import FOREVER
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -72,6 +73,23 @@ def test_the_queues_of_the_database_are_counted(probed, eventually, monkeypatch)
     assert [found[f"tasks {odd},status={status}"] for status in statuses] == [3, 0, 0, 0, 0]
     assert (found[f"queue_paused {odd}"], found["queue_paused queue=mail"]) == (0, 1)
     eventually(lambda: not sessions("metrics"), why="a session stays")
+
+
+def test_steps_are_counted_by_function_and_suspended_tasks_by_kind(probed, eventually, monkeypatch):
+    monkeypatch.setattr(step_tasks, "CHILDREN", [tasks.nothing.using(run_after=timedelta(days=1)).call_of()])
+    worker = probed()
+    for each in (step_tasks.order.enqueue(7), step_tasks.aorder.enqueue(7), step_tasks.family.enqueue()):
+        eventually(lambda each=each: Task.objects.suspended().filter(pk=each.id).exists())
+    late = step_tasks.approval.enqueue(0.1)
+    eventually(lambda: Task.objects.get(pk=late.id).status == "SUCCESSFUL")
+    Number.objects.filter(kind="counted").delete()
+    path = "queue=default,function=tests.sample.step_tasks"
+    write_numbers(worker, eventually)
+    found = eventually(lambda: (found := metrics(worker)).get(f"waits_timed_out_total {path}.approval") and found)
+    assert found[f"waits_timed_out_total {path}.approval"] == 1
+    assert found[f"steps_recorded_total {path}.order"] == 2
+    assert f"steps_recorded_total {path}.family" not in found, "functions without are left out"
+    assert [found[f"tasks_suspended queue=default,kind={kind}"] for kind in ("sleep", "event", "children")] == [1, 1, 1]
 
 
 def test_without_a_database_the_metrics_of_the_worker_are_still_there(probed, monkeypatch, caplog):
