@@ -84,7 +84,7 @@ def with_database(function):
             require_postgres(os.environ["DATABASE_URL"])
             function()
             return
-        print("Starting a private PostgreSQL. All takes about 15 seconds.", file=sys.stderr, flush=True)
+        print("Starting a private PostgreSQL. All takes less than a minute.", file=sys.stderr, flush=True)
         with PrivatePostgres() as server:
             os.environ["DATABASE_URL"] = server.url
             function()

@@ -55,3 +55,34 @@ def count_with_luck(context, number: int) -> None:
     if context.attempt == 1:
         raise ConnectionError("the first attempt always fails")
     leave_effect("retried", number)
+
+
+@task(takes_context=True)
+def process_order(context, user_id: int, number: int) -> dict[str, int]:
+    """Process an order in steps. However often the worker dies, the card is charged once and the order shipped once."""
+    context.atomic_step("charge", charge, user_id, number)
+    wait_to_be_killed("between", number)
+    context.step("reserve", do_until_killed, "reserve", number)
+    context.sleep("night", 1)
+    parcel = context.wait_for(f"packed:{number}", timeout=300)
+    context.step("label", leave_effect, "label", number)
+    context.atomic_step("ship", do_until_killed, "ship", number)
+    return parcel
+
+
+def charge(user_id: int, number: int) -> None:
+    """Take the money."""
+    CreditEntry.objects.create(user_id=user_id, amount=-30, reason=f"order {number}")
+    wait_to_be_killed("charge", number)
+
+
+def do_until_killed(kind: str, number: int) -> None:
+    """Leave an effect, and do not end if the demo is going to kill the worker here."""
+    leave_effect(kind, number)
+    wait_to_be_killed(kind, number)
+
+
+def wait_to_be_killed(where: str, number: int) -> None:
+    """Take very long, unless the demo has killed a worker here."""
+    if not Effect.objects.filter(kind=f"killed {where}", number=number).exists():
+        time.sleep(600)

@@ -140,22 +140,36 @@ from tests.warm.process import start
 size.WORKERS, size.PLAIN, size.ATOMIC, size.LUCKY, size.SPENDING = 2, 60, 25, 8, 12
 size.CLICKS, size.SHOPPERS, size.CARTS = 20, 4, 2
 Fleet.open = staticmethod(start)
-sys.argv = ["manage.py", "demo", "--json"]
+sys.argv = ["manage.py", "demo", "--json", *sys.argv[1:]]
 runpy.run_path("manage.py", run_name="__main__")
 """
 
 
-def test_the_demo_proves_its_claims():
-    """The main job, as the README says it: a worker is killed, and the database knows of no violation."""
+def small_demo(*options):
+    """Return the report of a demo."""
     environment = {
         name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "DJANGO_SETTINGS_MODULE")
     }
     demo = subprocess.run(
-        [sys.executable, "-c", SMALL_DEMO], cwd=ROOT,
+        [sys.executable, "-c", SMALL_DEMO, *options], cwd=ROOT,
         env={**environment, "PGLOCK_NO_BOOTSTRAP": "1"}, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert demo.returncode == 0, demo.stderr
-    report = json.loads(demo.stdout)
+    return json.loads(demo.stdout)
+
+
+def test_the_demo_of_steps_proves_its_claims():
+    """A task continues where it was after each of six kills, between its steps and within them."""
+    report = small_demo("--durable")
+    assert [finding["claim"] for finding in report["findings"] if not finding["holds"]] == []
+    assert (report["kills"], report["charges"], report["holds"]) == (6, 1, True)
+    assert report["runs"] == {"reserve": 2, "label": 1, "ship": 1}
+    assert report["recorded"] == ["charge", "reserve", "night", "packed:7", "label", "ship"]
+
+
+def test_the_demo_proves_its_claims():
+    """The main job, as the README says it: a worker is killed, and the database knows of no violation."""
+    report = small_demo()
     assert report["holds"] is True
     assert [finding["claim"] for finding in report["findings"] if not finding["holds"]] == []
     assert len(report["findings"]) == 12
@@ -165,17 +179,22 @@ def test_the_demo_proves_its_claims():
     assert report["double_click_charges"] == 1
 
 
-def test_ctrl_c_ends_the_demo_with_a_sentence_and_leaves_no_process(eventually):
+@pytest.mark.parametrize(
+    ("options", "sign"),
+    [([], "The shop opens"), (["--durable"], "was killed between two steps")],
+    ids=["shop", "steps"],
+)
+def test_ctrl_c_ends_the_demo_with_a_sentence_and_leaves_no_process(eventually, options, sign):
     others = ("DATABASE_URL", "DJANGO_SETTINGS_MODULE", "PYTHONDEVMODE")
     demo = subprocess.Popen(
-        [sys.executable, "manage.py", "demo"], cwd=ROOT, text=True, start_new_session=True,
+        [sys.executable, "manage.py", "demo", *options], cwd=ROOT, text=True, start_new_session=True,
         env={**{name: value for name, value in os.environ.items() if name not in others}, "PGLOCK_NO_BOOTSTRAP": "1"},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         # A shell that runs the tests in the background has them ignore Ctrl-C, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     with demo:
-        begun = next(line for line in demo.stdout if "The shop opens" in line)
+        begun = next(line for line in demo.stdout if sign in line)
         os.killpg(demo.pid, signal.SIGINT)
         output = begun + demo.stdout.read()
     assert (demo.returncode, "Traceback" in output) == (130, False), output

@@ -12,6 +12,9 @@ from django.contrib.auth.models import User
 from django.core.management import BaseCommand, CommandError, CommandParser, call_command
 
 from example_project.demo import evidence, size
+from example_project.demo.durable import Durable
+from example_project.demo.durable import Report as DurableReport
+from example_project.demo.durable import show as show_durable
 from example_project.demo.processes import Fleet
 from example_project.demo.scenario import Report, Scenario
 from example_project.demo.screen import Screen, counted
@@ -35,6 +38,11 @@ class Command(BaseCommand):
         parser.add_argument(
             "--erase", action="store_true", help="Delete the tasks and orders that are in the database before."
         )
+        parser.add_argument(
+            "--durable",
+            action="store_true",
+            help="Show instead one task of six steps, whose worker is killed six times: between steps and within them.",
+        )
         parser.add_argument("--json", action="store_true", help="Print the figures as JSON and end.")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -45,12 +53,13 @@ class Command(BaseCommand):
             screen.say("Making the tables.")
             call_command("migrate", verbosity=0)
             prepare(erase=options["erase"])
-            scenario = Scenario(screen, fleet)
+            scenario = Durable(screen, fleet) if options["durable"] else Scenario(screen, fleet)
             report = scenario.run()
             if options["json"]:
                 self.stdout.write(json.dumps(report.as_dict(), indent=2))
-            show(screen, report)
-            if report.holds and not (options["no_serve"] or options["json"]):
+            (show_durable if isinstance(report, DurableReport) else show)(screen, report)
+            show_findings(screen, report)
+            if isinstance(scenario, Scenario) and report.holds and not (options["no_serve"] or options["json"]):
                 serve(screen, scenario)
         except (TimeoutError, RuntimeError) as error:
             raise CommandError(str(error)) from error
@@ -70,7 +79,7 @@ def prepare(*, erase: bool) -> None:
 
 
 def show(screen: Screen, report: Report) -> None:
-    """Show the evidence as a table."""
+    """Show the figures."""
     answers = ", ".join(f"{count} x {status}" for status, count in report.http_answers.items())
     screen.say(
         f"\n{counted(report.tasks, 'task')} at {report.tasks_per_second:,.0f}/s; "
@@ -78,6 +87,10 @@ def show(screen: Screen, report: Report) -> None:
         f"{counted(report.taken_over, 'task')} of the killed worker went to others after {report.takeover_seconds} s.\n"
         f"{counted(report.charges, 'charge')}; HTTP answers: {answers}.\n\nAsked of the database:"
     )
+
+
+def show_findings(screen: Screen, report: Report | DurableReport) -> None:
+    """Show the evidence as a table."""
     for finding in report.findings:
         violations = "" if finding.holds else f"  ({counted(finding.violations, 'violation')})"
         screen.say(f"  {screen.mark(finding.holds)} {finding.claim}{violations}")
