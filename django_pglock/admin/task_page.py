@@ -111,8 +111,10 @@ def parts_of(task: Task) -> list[int]:
 
 def children_of(task: Task) -> list[int]:
     """Return the ids of the children of the last gather of the task."""
-    gathers = Step.objects.filter(task=task.pk, kind=Kind.CHILDREN).order_by("-number") if task.attempts else []
-    return next((each.result.get("children", []) for each in gathers[:1] if isinstance(each.result, dict)), [])
+    if not task.attempts:
+        return []
+    last = Step.objects.filter(task=task.pk, kind=Kind.CHILDREN).order_by("-number").values_list("result", flat=True)
+    return next((list(each["children"]) for each in last[:1]), [])
 
 
 def batch_of(parts: Sequence[int]) -> dict[str, Any] | None:

@@ -38,8 +38,8 @@ SYSTEM, OPERATION_NAME, OPERATION_TYPE = "messaging.system", "messaging.operatio
 QUEUE, CLIENT = "messaging.destination.name", "messaging.client.id"
 MESSAGE_ID, MESSAGE_COUNT = "messaging.message.id", "messaging.batch.message_count"
 FUNCTION, ERROR_TYPE = "code.function.name", "error.type"
-#: These two are ours: the conventions have no names for them.
-ATTEMPT, OUTCOME = "django_pglock.attempt", "django_pglock.outcome"
+#: These are ours: the conventions have no names for them.
+ATTEMPT, OUTCOME, STEP = "django_pglock.attempt", "django_pglock.outcome", "django_pglock.step"
 #: The bounds of buckets that the conventions advise, in seconds, and some for longer tasks.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30, 60, 300, 1800, 7200)
 
@@ -114,6 +114,13 @@ class Telemetry:
             failure = CLAIM_LOST if outcome is None else getattr(outcome, "failure", None)
             if failure is not None and not isinstance(outcome, Cancelled):
                 fail(span, labels, failure)
+
+    def stepping(self, name: str) -> Generator[Any, Any, None]:
+        """Observe by a span inside that of the attempt."""
+        with self.tracer.start_as_current_span(f"step {name}", attributes={STEP: name}) as span:
+            failure = yield
+            if failure is not None:
+                fail(span, {}, Failure(failure["path"], "", failure["message"]))
 
     @contextmanager
     def _span(

@@ -117,6 +117,13 @@ class SentryInstrument:
             has_failed = outcome is None or getattr(outcome, "failure", None) is not None
             _end(span, is_error=has_failed and not isinstance(outcome, Cancelled))
 
+    def stepping(self, name: str) -> Generator[None, Any, None]:
+        """Observe by a span inside that of the attempt."""
+        with _child_span("function", f"step {name}", {}) as span:
+            failure = yield
+            if span is not None:
+                _end(span, is_error=failure is not None)
+
 
 def _row_of_call(claim: Claim) -> SimpleNamespace:
     """Return what is shown of one call of a group."""

@@ -1,4 +1,4 @@
-"""The interface for tracing and error tracking: an instrument is called when tasks are enqueued and when attempts run.
+"""The interface for tracing and error tracking: instruments observe enqueues, attempts, and their steps.
 
 ``contrib/opentelemetry.py`` and ``contrib/sentry.py`` add one each. In a process without instruments, the cost is the
 check of an empty tuple. An exception of an instrument is logged, and does not affect the task.
@@ -43,6 +43,13 @@ class Instrument(Protocol):
         (``store/outcome.py``), whose exception still has the variables of its frames; None: the claim was lost.
         """
 
+    def stepping(self, name: str) -> Generator[None, Any, None]:
+        """Observe one step of an attempt while it is executed, where its function runs. An instrument may lack this.
+
+        A step that is recorded is not executed again. Then it gets the path and the message of the exception; None if
+        there was none.
+        """
+
 
 #: The instruments of this process.
 instruments: tuple[Instrument, ...] = ()
@@ -70,6 +77,8 @@ class Observed:
         self._ids: Sequence[str] = ()
         for each in instruments:
             with _errors_logged(each):
+                if not hasattr(each, begin):
+                    continue
                 observer = getattr(each, begin)(subject)
                 if headers := next(observer, None):
                     self.headers[each.name] = {**headers}
@@ -107,6 +116,11 @@ def observe_enqueue(task: TaskFields) -> Observed:
 def observe_run(attempt: Any) -> Observed:
     """Begin to observe an attempt, in the current thread or coroutine."""
     return Observed("running", attempt, instruments)
+
+
+def observe_step(name: str) -> Observed:
+    """Begin to observe a step, in the current thread or coroutine."""
+    return Observed("stepping", name, instruments) if instruments else UNOBSERVED
 
 
 def headers_of(meta: str, name: str) -> Headers:

@@ -33,6 +33,7 @@ from django_pglock.error_reading import describe_exception, message_of
 from django_pglock.errors import EventTimeout, StepError, StepFailed, StepsChanged, TaskOptionError, TaskResultError
 from django_pglock.tasks.arguments import from_json, to_json, with_article
 from django_pglock.tasks.compat import TaskResult
+from django_pglock.tasks.instrumentation import observe_step
 from django_pglock.tasks.queues import check_text
 from django_pglock.tasks.results import PostgresTaskError, make_result
 from django_pglock.tasks.retry import MAX_DELAY, duration
@@ -464,10 +465,18 @@ class Steps:
     @contextmanager
     def _executing(self, name: str) -> Iterator[None]:
         self._running = name
+        observed, failure = observe_step(name), None
         try:
             yield
+        except Exception as error:
+            failure = told(error)
+            raise
+        except StepEnded as ended:
+            failure = told(ended.error)
+            raise
         finally:
             self._running = None
+            observed.ended(failure or (name in self.records and self.records[name].failure) or None)
 
     def _value(self, name: str) -> Any:
         record = self.records[name]

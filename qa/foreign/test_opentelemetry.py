@@ -93,6 +93,31 @@ def lose(context: TaskContext) -> None:
     other.close()
 
 
+def measure(name: str) -> str:
+    with tracer.start_as_current_span("inside"):
+        return name
+
+
+def refuse(name: str) -> str:
+    raise LookupError(f"{name} is refused")
+
+
+async def measure_later(name: str) -> str:
+    return measure(name)
+
+
+@task(takes_context=True, max_attempts=2, backoff=0)
+def in_steps(context: TaskContext) -> None:
+    context.step("one", measure, "one")
+    context.atomic_step("two", measure, "two")
+    context.step("three", refuse, "three")
+
+
+@task(takes_context=True)
+async def in_one_step(context: TaskContext) -> None:
+    await context.astep("one", measure_later, "one")
+
+
 @task(every=3600)
 def by_the_clock() -> None: ...
 
@@ -172,6 +197,31 @@ def test_a_failure_and_a_retry_are_two_attempts_with_the_exception(drain):
         [event] = span.events
         assert event.attributes["exception.message"] == "LookupError: the letter is gone"
         assert "in fail" in event.attributes["exception.stacktrace"]
+
+
+def test_each_step_that_is_executed_is_a_span_of_its_attempt(drain):
+    """A recorded step is not executed again. A failed one is an error, also if its failure is recorded."""
+    in_steps.enqueue()
+    drain()
+    steps = [each for each in exporter.get_finished_spans() if "django_pglock.step" in each.attributes]
+    assert [each.name for each in steps] == ["step one", "step two", "step three", "step three"]
+    first, second = spans("process")
+    assert [each.parent.span_id for each in steps] == [*[first.context.span_id] * 3, second.context.span_id]
+    inside = [each for each in exporter.get_finished_spans() if each.name == "inside"]
+    assert [each.parent.span_id for each in inside] == [each.context.span_id for each in steps[:2]]
+    assert [each.status.status_code is StatusCode.ERROR for each in steps] == [False, False, True, True]
+    for each in steps[2:]:
+        assert each.attributes["error.type"] == "builtins.LookupError"
+        assert "three is refused" in each.status.description
+
+
+def test_a_step_of_a_coroutine_is_a_span_of_its_attempt(drain):
+    in_one_step.enqueue()
+    drain()
+    [step] = [each for each in exporter.get_finished_spans() if "django_pglock.step" in each.attributes]
+    [inside] = [each for each in exporter.get_finished_spans() if each.name == "inside"]
+    assert inside.parent.span_id == step.context.span_id
+    assert step.parent.span_id == spans("process")[0].context.span_id
 
 
 def test_to_snooze_is_no_error(drain):

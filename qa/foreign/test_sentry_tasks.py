@@ -80,6 +80,12 @@ async def fail_later() -> None:
     raise LookupError("the letter is gone")
 
 
+@task(takes_context=True)
+def in_steps(context: Any) -> None:
+    context.step("one", str, "one")
+    context.atomic_step("two", charge, "two")
+
+
 @task
 def end_by(word: str) -> None:
     raise Cancel("unwanted") if word == "cancel" else Snooze(0)
@@ -235,6 +241,14 @@ def test_a_run_is_in_the_trace_of_the_call(drain):
     assert data["messaging.destination.name"] == "letters"
     assert data["messaging.message.retry.count"] == 0
     assert data["messaging.message.receive.latency"] >= 0
+
+
+def test_each_step_is_a_span_of_its_run(drain):
+    in_steps.enqueue()
+    drain()
+    [run] = runs()
+    steps = [(span["description"], span.get("status")) for span in run["spans"] if span["op"] == "function"]
+    assert steps == [("step one", "ok"), ("step two", "internal_error")]
 
 
 def test_spans_can_be_streamed(drain):
