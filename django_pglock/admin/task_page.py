@@ -113,8 +113,9 @@ def children_of(task: Task) -> list[int]:
     """Return the ids of the children of the last gather of the task."""
     if not task.attempts:
         return []
-    last = Step.objects.filter(task=task.pk, kind=Kind.CHILDREN).order_by("-number").values_list("result", flat=True)
-    return next((list(each["children"]) for each in last[:1]), [])
+    gathers = Step.objects.filter(task=task.pk, kind=Kind.CHILDREN).order_by("-number")
+    results: Any = gathers.values_list("result", flat=True)[:1]
+    return next((list(each["children"]) for each in results), [])
 
 
 def batch_of(parts: Sequence[int]) -> dict[str, Any] | None:
