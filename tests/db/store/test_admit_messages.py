@@ -173,7 +173,9 @@ INSERT INTO django_pglock_task (queue, backend, task_path, status, lock_key, con
                                 meta, group_key, run_after, worker, last_attempted_at, finished_at)
 VALUES ('default', 'default', 'tests.sample.keyed_tasks.step', %(status)s, %(key)s, %(concurrency)s, %(waits)s,
         CASE WHEN %(tried)s THEN now() END, %(meta)s, CASE WHEN %(grouped)s THEN 'a' END,
-        CASE WHEN %(status)s = 'SCHEDULED' THEN now() + interval '1 hour' END, gen_random_uuid(),
+        CASE WHEN %(status)s = 'SCHEDULED' THEN now() + interval '1 hour'
+             WHEN %(was_late)s THEN now() - interval '1 hour' END,
+        CASE WHEN %(status)s = 'RUNNING' OR %(gathers)s THEN gen_random_uuid() END,
         -- The bucket has the start of a task since it was claimed, so a start of just now without a bucket cannot be.
         now() - interval '1 day',
         CASE WHEN %(status)s = 'SUCCESSFUL' THEN now() END)
@@ -181,11 +183,20 @@ VALUES ('default', 'default', 'tests.sample.keyed_tasks.step', %(status)s, %(key
 
 
 def make(world, *, key=KEY, meta="{}"):
+    """Insert the tasks. One that was attempted and waits for others waits for its children.
+
+    A younger one can have begun before an older one only if the older one had another reason to wait.
+    """
+    rows, gathers_later = [], False
+    for status, concurrency, waits, tried, grouped in reversed(world):
+        waits = waits if status == "BLOCKED" else 0
+        gathers = bool(waits and tried)
+        values = {"status": status, "concurrency": concurrency, "waits": waits, "tried": tried, "grouped": grouped}
+        rows.append({**values, "key": key, "meta": meta, "gathers": gathers, "was_late": gathers_later})
+        gathers_later |= gathers
     with connection.cursor() as cursor:
-        for status, concurrency, waits, tried, grouped in world:
-            waits = waits if status == "BLOCKED" else 0
-            values = {"status": status, "concurrency": concurrency, "waits": waits, "tried": tried, "grouped": grouped}
-            cursor.execute(INSERT, {**values, "key": key, "meta": meta})
+        for each in reversed(rows):
+            cursor.execute(INSERT, each)
 
 
 def after(world, *acts):
