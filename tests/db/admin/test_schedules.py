@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import quote
 from django.db import connection
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
@@ -252,6 +253,24 @@ def test_a_schedule_whose_function_has_left_the_code_says_so(client, function):
     change = url("schedule", "change", "mine")
     assert PATH not in str(client.get(change).context["adminform"].form["task_path"]), "no other one is chosen"
     assert "task_path" in client.post(change, typed()).context["adminform"].form.errors
+
+
+def test_a_name_may_have_any_characters_and_its_task_links_to_it(client, function):
+    name = 'news/for "list_5"? <é>'
+    Schedule.objects.create(name=name, task_path=PATH, args=[1], expression="every 1 h")
+    person(client, "view_schedule", "change_schedule", "add_schedule", "view_task")
+    enqueue_due()
+    register()
+    made = tick(timezone.now())
+    change = url("schedule", "change", quote(name))
+    assert f'href="{change}"' in client.get(url("task", "change", made.pk)).content.decode()
+    button = url("schedule", "verb", quote(name), "disable")
+    assert button in client.get(change).content.decode()
+    assert client.post(button, follow=True).redirect_chain == [(change, 302)]
+    assert not Schedule.objects.get().is_enabled
+    client.post(change, typed(note="edited"))
+    row = Schedule.objects.get()
+    assert (row.pk, row.note, row.is_enabled) == (name, "edited", True)
 
 
 @pytest.mark.parametrize("verb", ["run_now", "enable"])
