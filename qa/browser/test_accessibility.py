@@ -57,7 +57,7 @@ def test_our_pages_pass_axe_and_fit_the_screen(shop, browser):
         f"task/{failed}/attempts/1/",
         *("task/enqueue/?function=example_project.shop.tasks.spend", "failuregroup/", RETRY),
         *("queue/", f"queue/{LONG.replace('_', '_5F')}/change/"),
-        *("worker/", "schedule/", "lease/", "advisorylock/"),
+        *("worker/", "schedule/", "schedule/add/", "lease/", "advisorylock/"),
     ]
     with Lease("report", ttl=3600):
         # The pages with most of our own markup, light and wide.
