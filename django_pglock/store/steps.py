@@ -45,7 +45,7 @@ from django_pglock.store.statements import (
     run,
 )
 from django_pglock.store.wake import after_commit, wake
-from django_pglock.tasks.arguments import from_json, to_json
+from django_pglock.tasks.arguments import as_stored, from_json, to_json
 from django_pglock.tasks.backends import database_of_tasks
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import TaskResult
@@ -311,7 +311,7 @@ class RecordedSteps(Steps):
         values = (name, number, kind.value, None if failure else text, told, repr(seconds))
         row = self._send(RECORD_OWN if is_last else RECORD, *values, is_last=is_last)
         if row:
-            self.records[name] = Record(number, kind.value, from_json(text), failure, row[0])
+            self.records[name] = Record(number, kind.value, as_stored(text), failure, row[0])
             count_step(self.claim.queue, self.claim.task_path, STEPS)
         return row is not None
 

@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from django.utils.functional import Promise
@@ -159,3 +160,20 @@ def with_article(name: str) -> str:
 def from_json(text: str) -> Any:
     """Return the value of a JSON document that the database sent as text."""
     return json.loads(text)
+
+
+def as_stored(text: str) -> Any:
+    """Return the value of a JSON document as ``from_json`` returns it when jsonb has stored it.
+
+    jsonb sorts the keys of an object, first by their length, and it has no negative zero and no exponents.
+    """
+    return json.loads(text, object_pairs_hook=_in_order_of_jsonb, parse_float=_number_of_jsonb)
+
+
+def _in_order_of_jsonb(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return dict(sorted(pairs, key=lambda pair: (len(key := pair[0].encode()), key)))
+
+
+def _number_of_jsonb(text: str) -> float:
+    # Python writes an exponent for numbers from 10 to the power of 16 on, which have no fraction.
+    return int(Decimal(text)) if "e+" in text else float(text) + 0.0

@@ -31,7 +31,7 @@ from django.utils.timezone import is_aware, make_aware
 
 from django_pglock.error_reading import describe_exception, message_of
 from django_pglock.errors import EventTimeout, StepError, StepFailed, StepsChanged, TaskOptionError, TaskResultError
-from django_pglock.tasks.arguments import from_json, to_json, with_article
+from django_pglock.tasks.arguments import as_stored, from_json, to_json, with_article
 from django_pglock.tasks.compat import TaskResult
 from django_pglock.tasks.instrumentation import observe_step
 from django_pglock.tasks.queues import check_text
@@ -500,8 +500,8 @@ class Steps:
         raise error
 
     def record(self, name: str, value: Any, failure: dict[str, str] | None, kind: Kind = Kind.STEP) -> None:
-        """Record how a step has ended, with its result as it is read back from its JSON."""
-        result = from_json(result_text(name, value))
+        """Record how a step has ended, with its result as each later run gets it."""
+        result = as_stored(result_text(name, value))
         self.records[name] = Record(self.next_number, kind.value, result, failure)
 
     def atomic_step(self, name: str, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:

@@ -13,6 +13,8 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from psycopg.pq import TransactionStatus
 
 from django_pglock import emit
@@ -24,6 +26,7 @@ from django_pglock.store.settle import settle
 from django_pglock.store.steps import RecordedSteps, missed_events, prune_events, read_records, wake_waiting
 from django_pglock.store.why_it_waits import why_it_waits
 from django_pglock.tasks import registry
+from django_pglock.tasks.arguments import as_stored, from_json, to_json
 from django_pglock.tasks.retry import MAX_DELAY
 from django_pglock.tasks.steps import Kind, StepEnded, Suspension
 from django_pglock.testing import run_tasks
@@ -469,6 +472,25 @@ def test_a_task_without_steps_executes_the_statements_of_one_that_cannot_have_an
     ways = statements_of(sample.without_context, how), statements_of(sample.without_steps, how)
     assert ways[0] == ways[1]
     assert not [text for text in ways[0] if "django_pglock_step" in text or "django_pglock_event" in text]
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text('aé\t"💡', max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abé💡", max_size=4), inner, max_size=4),
+)
+
+
+@given(st.lists(JSON, max_size=20))
+@settings(max_examples=100)
+def test_the_first_run_gets_the_same_result_as_each_later_one(value):
+    """Also the same order of keys and types of numbers: a function may loop over a result, and name steps by it."""
+    text = to_json(value)
+    [(stored,)] = execute_sql("SELECT %s::jsonb::text", [text])
+    assert repr(as_stored(text)) == repr(from_json(stored))
 
 
 def test_a_first_claim_reads_no_records(claim, django_assert_num_queries):
