@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from django.db import transaction
 
 from django_pglock.errors import ClaimLost, StepError, TaskCancelled, TaskError
+from django_pglock.postgres.connections import connection_for, has_manual_transaction
 from django_pglock.store.enqueue import enqueue_many
 from django_pglock.store.insert_tasks import Call, Enqueued, batches, meta_of
 from django_pglock.store.release import release_ended_on_commit
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 SUSPEND_PARENT = """
 WITH parent AS MATERIALIZED (
     UPDATE {task} AS task
-    SET status = 'BLOCKED', waits_for = %s, uncounted = LEAST(task.uncounted, task.attempts - 1) + 1
+    SET status = 'BLOCKED', waits_for = %s, uncounted = LEAST(task.uncounted, task.attempts - 1) + 1,
+        retries = 0, rescues = 0
     WHERE task.id = %s AND task.attempts = %s AND task.status = 'RUNNING' AND task.cancel_requested_at IS NULL
     RETURNING task.id, task.attempts
 ), before AS (
@@ -103,6 +105,10 @@ def write_gather(using: str, claim: Claim, how: Suspension) -> None:
     Raises ``ClaimLost`` and ``TaskCancelled`` if the task may not continue, ``StepError`` if it would wait for itself,
     and what ``enqueue()`` raises. Then nothing is written.
     """
+    connection = connection_for(using)
+    if is_open := has_manual_transaction(connection):
+        # With AUTOCOMMIT off, or after a BEGIN of the function, which has not committed what is in it.
+        connection.rollback()
     with transaction.atomic(using=using, durable=True):
         if claim.progress is not claim.written_progress:
             write_progress(using, [claim], is_last=True)
@@ -115,6 +121,8 @@ def write_gather(using: str, claim: Claim, how: Suspension) -> None:
             raise _refusal(using, claim, how.name)
         if found:
             release_ended_on_commit(using, found)
+    if is_open and not connection.autocommit:
+        connection.commit()
 
 
 def _enqueue(using: str, claim: Claim, how: Suspension) -> list[Enqueued]:

@@ -402,6 +402,9 @@ class RecordedSteps(Steps):
         try:
             awaited = end_gather(self.using, self.claim.id, name)
             self._read()
+            if has_manual_transaction(connection := connection_for(self.using)):
+                # As in count_anew().
+                connection.commit()
         except Exception as error:  # noqa: BLE001 - the function must not catch it
             self.end(error)
         if awaited:

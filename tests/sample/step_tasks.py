@@ -421,6 +421,19 @@ async def afamily(context):
     return gathered(await context.agather("children", CHILDREN))
 
 
+@task(takes_context=True, max_attempts=2, backoff=0)
+def family_after_a_step(context):
+    part("before")
+    context.gather("children", CHILDREN)
+    part("after")
+
+
+@task(takes_context=True)
+def family_in_open_transaction(context, how):
+    leave_open(how)
+    return gathered(context.gather("children", CHILDREN))
+
+
 @task(takes_context=True, lock="order:{order_id}")
 def family_of_order(context, order_id):
     CALLS.append(f"order {order_id}")

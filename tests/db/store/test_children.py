@@ -327,6 +327,23 @@ def test_an_answer_to_the_commit_that_is_lost_loses_no_child(monkeypatch):
     assert refreshed(result).return_value == [["SUCCESSFUL", 10]]
 
 
+@pytest.mark.parametrize("how", ["BEGIN", "autocommit off"])
+def test_children_are_enqueued_although_the_function_leaves_a_transaction_open(how):
+    """What it has not committed is lost where it is suspended, and committed with the end of its children."""
+    sample.CHILDREN[:] = [sample.child.call_of(1)]
+    result = sample.family_in_open_transaction.enqueue(how)
+    assert outcomes() == ["snoozed", "succeeded", "succeeded"]
+    assert refreshed(result).return_value == [["SUCCESSFUL", 10]]
+    assert Effect.objects.count() == 1
+
+
+def test_attempts_are_counted_since_the_children_were_enqueued():
+    sample.CHILDREN[:] = [sample.child.call_of(1)]
+    sample.FAILING.update({"before": 1, "after": 1})
+    sample.family_after_a_step.enqueue()
+    assert outcomes() == ["retried", "snoozed", "succeeded", "retried", "succeeded"]
+
+
 # Cancel
 
 
