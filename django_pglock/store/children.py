@@ -110,13 +110,13 @@ def write_gather(using: str, claim: Claim, how: Suspension) -> None:
         # With AUTOCOMMIT off, or after a BEGIN of the function, which has not committed what is in it.
         connection.rollback()
     with transaction.atomic(using=using, durable=True):
-        if claim.progress is not claim.written_progress:
-            write_progress(using, [claim], is_last=True)
         rows = _enqueue(using, claim, how) if how.calls else []
         found = {row.id for row in rows if not row.is_new}.union(how.awaited)
         record = {"children": [row.id for row in rows]} | ({"found": sorted(found)} if found else {})
         awaited = dict.fromkeys([*record["children"], *how.awaited])
         step = (how.name, how.number, json.dumps(record), array_of_numbers(awaited))
+        if claim.progress is not claim.written_progress:
+            write_progress(using, [claim], is_last=True)
         if not run(using, SUSPEND_PARENT, len(awaited), claim.id, claim.attempt, *step):
             raise _refusal(using, claim, how.name)
         if found:

@@ -393,7 +393,8 @@ class RecordedSteps(Steps):
                 )
                 self.end(StepError(text))
             # Calls with equal options are written together, also if each has got them by its own using().
-            task = prepared[-1][0] if prepared and prepared[-1][0] == call.task else call.task
+            last = prepared[-1][0] if prepared else None
+            task = last if last is not None and (last is call.task or last == call.task) else call.task
             prepared.append((task, backend.check_call(task, call.args, call.kwargs)))
         return prepared
 
@@ -412,7 +413,10 @@ class RecordedSteps(Steps):
 
     def results_of(self, record: Record) -> list[TaskResult[..., Any]]:
         """Return the results of the children of a record as they were when the gather has ended."""
-        return results_at_end(self.using, record.result["children"], record.result.get("ends", {}))
+        try:
+            return results_at_end(self.using, record.result["children"], record.result.get("ends", {}))
+        except Exception as error:  # noqa: BLE001 - the function must not catch it
+            self.end(error)
 
 
 def in_event_loop() -> bool:

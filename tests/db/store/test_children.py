@@ -337,6 +337,16 @@ def test_children_are_enqueued_although_the_function_leaves_a_transaction_open(h
     assert Effect.objects.count() == 1
 
 
+def test_the_last_progress_of_a_parent_is_written_with_its_children(claim):
+    sample.CHILDREN[:] = [sample.child.call_of(1)]
+    sample.family.enqueue()
+    [claimed] = claim()
+    how = left_by(claimed)
+    claimed.progress = '{"done": 1, "total": 2}'
+    write_gather("default", claimed, how)
+    assert Task.objects.get(pk=claimed.id).progress == {"done": 1, "total": 2}
+
+
 def test_attempts_are_counted_since_the_children_were_enqueued():
     sample.CHILDREN[:] = [sample.child.call_of(1)]
     sample.FAILING.update({"before": 1, "after": 1})
