@@ -250,7 +250,7 @@ class RecordedSteps(Steps):
         """Leave the function, unless the task was postponed for long enough. A later record makes an older one void."""
         since = self._postponed
         if since is None or since.number < self.next_number or self.now() - since.started_at < LONGEST_DEPLOY:
-            self.suspend(OF_OTHER_CODE, Kind.CHANGED, POSTPONED)
+            self.suspend(OF_OTHER_CODE, Kind.CHANGED, seconds=POSTPONED)
 
     def failure_of(self, error: Exception) -> dict[str, str]:
         """Return what to record, if the attempts of the step are spent. Otherwise end the attempt by the error."""
@@ -409,7 +409,7 @@ class RecordedSteps(Steps):
         except Exception as error:  # noqa: BLE001 - the function must not catch it
             self.end(error)
         if awaited:
-            self.wait_for_children(name, awaited=awaited)
+            self.suspend(name, Kind.CHILDREN, awaited=awaited)
 
     def results_of(self, record: Record) -> list[TaskResult[..., Any]]:
         """Return the results of the children of a record as they were when the gather has ended."""

@@ -157,26 +157,31 @@ class HandedBack(BaseException):
 class Suspension(BaseException):
     """Leaves a function that sleeps, or waits for an event or for its children. The task continues in a later run.
 
-    ``calls``: the children to enqueue, each a task and its prepared call. ``awaited``: children that exist.
+    ``seconds``: until then at most. ``calls``: the children to enqueue, each a task and its prepared call. ``awaited``:
+    children that exist.
     """
 
-    calls: Sequence[tuple[TaskFields, Any]] = ()
-    awaited: Sequence[int] = ()
-
-    def __init__(self, name: str, kind: Kind, number: int, seconds: float, event: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: Kind,
+        number: int,
+        seconds: float = 0.0,
+        event: str | None = None,
+        calls: Sequence[tuple[TaskFields, Any]] = (),
+        awaited: Sequence[int] = (),
+    ) -> None:
         super().__init__(f"{name!r} suspends the task")
-        self.name = name
-        self.kind = kind
-        self.number = number
-        self.seconds = seconds
-        self.event = event
+        self.name, self.kind, self.number, self.seconds = name, kind, number, seconds
+        self.event, self.calls, self.awaited = event, calls, awaited
 
 
 class Steps:
-    """The steps of one run of a function."""
+    """The steps of one run of a function. ``refusal``: why it cannot have any."""
 
-    def __init__(self, records: dict[str, Record] | None = None) -> None:
+    def __init__(self, records: dict[str, Record] | None = None, *, refusal: str = "") -> None:
         self.records = {} if records is None else records
+        self._refusal = refusal
         #: The names that the function has used in this run, and those for which it has asked.
         self._met: set[str] = set()
         self._asked: set[str] = set()
@@ -230,7 +235,7 @@ class Steps:
     def _awaitable(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         value = self._checked(name, function)(*args, **kwargs)
         if not isawaitable(value):
-            text = f"The step {name!r} calls a function that is none of a coroutine. Give sync_to_async(function)."
+            text = f"The step {name!r} calls a function that is not awaitable. Give sync_to_async(function)."
             self.end(StepError(text))
         return value
 
@@ -249,7 +254,7 @@ class Steps:
             else:
                 seconds = self._seconds(f"The sleep {name!r}", until)
             if seconds > 0:
-                self.suspend(name, Kind.SLEEP, min(seconds, MAX_DELAY))
+                self.suspend(name, Kind.SLEEP, seconds=min(seconds, MAX_DELAY))
 
     def wait_for(self, event: str, timeout: float | timedelta | None, name: str | None = None) -> Any:
         """Return the payload of an event. Continue the task when it comes."""
@@ -261,7 +266,7 @@ class Steps:
         if record is None or not record.is_finished:
             left = seconds if record is None else max(0.0, record.started_at + seconds - self.now())
             # If its time is over, the settler ends the wait: here may be a coroutine, which must not wait for a server.
-            self.suspend(name, Kind.EVENT, left, event)
+            self.suspend(name, Kind.EVENT, seconds=left, event=event)
         if record.failure is not None:
             raise EventTimeout(f"The event {event!r} has not come within {seconds:g} s.", step=name)
         return record.result
@@ -309,7 +314,7 @@ class Steps:
             with self._executing(name):
                 prepared = self.prepare(name, calls)
             if prepared:
-                self.wait_for_children(name, calls=prepared)
+                self.suspend(name, Kind.CHILDREN, calls=prepared)
             self.record(name, {"children": []}, None, Kind.CHILDREN)
         elif not record.is_finished:
             self.end_gather(name)
@@ -364,11 +369,10 @@ class Steps:
 
     def _misuse(self, name: str) -> str:
         """Return why the function must not call this step now; an empty string if it may."""
+        if self._refusal:
+            return f"The step {name!r} is not possible: {self._refusal}"
         if isinstance(self._left, Suspension):
-            return (
-                f"The step {name!r} is called after {self._left.name!r} has suspended the task. An except or finally "
-                "of the function has caught BaseException. Catch Exception."
-            )
+            return f"The step {name!r} is called {self._after(self._left)}"
         if self._loop is not None:
             return (
                 f"The step {name!r} is called in the loop {self._loop!r}, which does not repeat its lists, so {name!r} "
@@ -385,6 +389,11 @@ class Steps:
             return f"The step {name!r} would be number {MOST_STEPS + 1:,} of its task."
         return ""
 
+    @staticmethod
+    def _after(left: Suspension) -> str:
+        text = f"after {left.name!r} has suspended the task. An except or finally of the function has caught"
+        return f"{text} BaseException. Catch Exception."
+
     def _end_left_loop(self) -> None:
         """Note that a loop which the function has left is over, before another step comes after it."""
         left, self._left_loop = self._left_loop, None
@@ -399,10 +408,7 @@ class Steps:
         If it has swallowed the error of a step, that is raised again.
         """
         if isinstance(self._left, Suspension):
-            raise StepError(
-                f"The function has returned after {self._left.name!r} has suspended the task. An except or finally of "
-                "it has caught BaseException. Catch Exception."
-            )
+            raise StepError(f"The function has returned {self._after(self._left)}") from self._left
         if self._left is not None:
             raise self._left
         if self._running is not None:
@@ -420,21 +426,10 @@ class Steps:
         self.postpone()
         self.end(StepsChanged(text))
 
-    def suspend(self, name: str, kind: Kind, seconds: float, event: str | None = None) -> NoReturn:
-        """Leave the function."""
-        self.leave(self._suspended(name, kind, seconds, event))
-
-    def _suspended(self, name: str, kind: Kind, seconds: float, event: str | None = None) -> Suspension:
+    def suspend(self, name: str, kind: Kind, **until: Any) -> NoReturn:
+        """Leave the function. ``until``: see ``Suspension``."""
         number = self.records[name].number if name in self.records else self.next_number
-        return Suspension(name, kind, number, seconds, event)
-
-    def wait_for_children(
-        self, name: str, *, calls: Sequence[tuple[TaskFields, Any]] = (), awaited: Sequence[int] = ()
-    ) -> NoReturn:
-        """Leave the function until its children have ended."""
-        suspension = self._suspended(name, Kind.CHILDREN, 0.0)
-        suspension.calls, suspension.awaited = calls, awaited
-        self.leave(suspension)
+        self.leave(Suspension(name, kind, number, **until))
 
     def end(self, error: Exception) -> NoReturn:
         """Leave the function by the error of a step."""
@@ -446,8 +441,13 @@ class Steps:
         raise by from None
 
     def what_left(self, error: BaseException) -> BaseException:
-        """Return how the function was left: by a step, also if a group of exceptions has it."""
-        return self._left if self._left is not None and isinstance(error, GROUP) else error
+        """Return how the function was left: by a step, also if a group of exceptions has it, or by the step's error."""
+        left = self._left if self._left is not None and isinstance(error, GROUP) else error
+        if not isinstance(left, StepEnded):
+            return left
+        # Our own errors get the traceback that has the line of the function.
+        is_own = isinstance(left.error, (StepError, TaskResultError))
+        return left.error.with_traceback(left.__traceback__) if is_own else left.error
 
     @property
     def next_number(self) -> int:
@@ -546,7 +546,7 @@ class PlainSteps(Steps):
         """Raise the error itself."""
         raise error
 
-    def suspend(self, name: str, kind: Kind, seconds: float, event: str | None = None) -> Any:
+    def suspend(self, name: str, kind: Kind, **until: Any) -> Any:
         """Continue at once after a sleep. An event never comes."""
         if kind is Kind.EVENT:
             raise StepError(f"{name!r} waits for an event, which needs a worker. In a test: emit() and run_tasks().")
@@ -556,18 +556,6 @@ class PlainSteps(Steps):
         self.begin(name, Kind.CHILDREN)
         with self._executing(name):
             return [call.here() for call in self.checked(name, calls)]
-
-
-class NoSteps(Steps):
-    """The steps of a function that cannot have any."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__()
-        self._why = why
-
-    def begin(self, name: str, kind: Kind, *, blocks: bool = False) -> Record | None:
-        """Refuse it."""
-        self.end(StepError(f"The step {name!r} is not possible: {self._why}"))
 
 
 def _is_of_objects(rows: Any) -> bool:

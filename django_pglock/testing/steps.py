@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import iscoroutinefunction
@@ -16,7 +16,7 @@ from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.claim import context_of
 from django_pglock.tasks.compat import Task
 from django_pglock.tasks.retry import MAX_DELAY
-from django_pglock.tasks.steps import Chunk, HandedBack, Kind, Record, StepEnded, Steps, Suspension, TaskCall, told
+from django_pglock.tasks.steps import Chunk, HandedBack, Kind, Record, Steps, Suspension, TaskCall, told
 
 R = TypeVar("R")
 
@@ -101,13 +101,11 @@ def _returned_by(call: Callable[[], Any], steps: Steps) -> list[str]:
     try:
         value = call()
         steps.finish()
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - a step may leave the function in any way
         left = steps.what_left(error)
         if isinstance(left, (HandedBack, Suspension)):
             return []
-        if isinstance(left, StepEnded):
-            raise left.error from None
-        raise
+        raise left  # noqa: B904 - it keeps its cause
     return [to_json(value, what="The return value")]
 
 
@@ -191,25 +189,21 @@ class Rehearsal(Steps):
         super().note_position(chunk)
         self._new = chunk.name
 
-    def suspend(self, name: str, kind: Kind, seconds: float, event: str | None = None) -> NoReturn:
-        """Leave the function. When it is called again, the time is over or the event there."""
-        record = self.records[name] = Record(self.next_number, kind.value)
+    def suspend(self, name: str, kind: Kind, **until: Any) -> NoReturn:
+        """Leave the function. When it is called again, the time is over, the event is there, or the children."""
+        event = until.get("event")
+        record = self.records[name] = Record(self.next_number, kind.value, until.get("calls"))
         if event is not None and event in self.story.events:
             record.result = from_json(to_json(self.story.events[event], what=f"The payload of the event {event!r}"))
-        elif event is not None and seconds >= MAX_DELAY:
+        elif event is not None and until["seconds"] >= MAX_DELAY:
             self.end(StepError(f"{name!r} waits without end for {event!r}. Give events={{{event!r}: its payload}}."))
         elif event is not None:
             record.failure = {}
-        super().suspend(name, kind, seconds, event)
+        super().suspend(name, kind, **until)
 
     def prepare(self, name: str, calls: Iterable[TaskCall[Any]]) -> list[Any]:
         """Call the functions of the children here, one after the other, and return their results."""
         return [call.here() for call in self.checked(name, calls)]
-
-    def wait_for_children(self, name: str, *, calls: Sequence[Any] = (), awaited: Sequence[int] = ()) -> NoReturn:
-        """Leave the function. When it is called again, the children have ended."""
-        self.records[name] = Record(self.next_number, Kind.CHILDREN.value, calls)
-        super().wait_for_children(name)
 
     def result_of(self, record: Record) -> Any:
         """Return what the function has got for a record; None for a failure."""

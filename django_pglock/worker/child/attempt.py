@@ -54,14 +54,14 @@ from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.instrumentation import UNOBSERVED
 from django_pglock.tasks.results import as_called, error_of, make_result
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, Cancel, FlowWord, Retry, Snooze, delay_after
-from django_pglock.tasks.steps import HandedBack, NoSteps, StepEnded, Steps, Suspension
+from django_pglock.tasks.steps import HandedBack, Steps, Suspension
 from django_pglock.worker.child.in_flight import EndedClaim
 from django_pglock.worker.child.logs import has_observers
 
 logger = get_logger(WORKER)
 
 #: The steps of functions without a context.
-NO_STEPS = NoSteps("the function has no context.")
+NO_STEPS = Steps(refusal="the function has no context.")
 
 #: The options of a task without options. It must not be changed.
 NOTHING: dict[str, Any] = {}
@@ -137,7 +137,7 @@ class Attempt:
         """Return the steps of the task. Reads those of earlier runs."""
         if self.is_atomic or self.definition.group is not None:
             what = "atomic" if self.is_atomic else "called for a group"
-            return NoSteps(f"{self.claim.task_path} is {what}, and so is one step itself.")
+            return Steps(refusal=f"{self.claim.task_path} is {what}, and so is one step itself.")
         return RecordedSteps(self.using, self.claim, self.definition)
 
     def _refuse_row(self) -> NoReturn:
@@ -364,8 +364,6 @@ class Attempt:
             return GivenBack()
         if isinstance(error, Suspension):
             return Snoozed(error.seconds, suspension=error)
-        if isinstance(error, StepEnded):
-            error = error.error
         self.error = error
         if isinstance(error, TaskResultError):
             # The function has returned, so neither its retry policy nor its timeout applies.
