@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import date, datetime, timezone
 from decimal import Decimal
+from io import StringIO
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,12 @@ import celery
 import pytest
 from celery.contrib.testing.worker import start_worker
 from celery.utils.time import get_exponential_backoff_interval
+from django.core.management import CommandError, call_command
+from django_celery_beat.models import ClockedSchedule, CrontabSchedule, IntervalSchedule, PeriodicTask, SolarSchedule
 
 from django_pglock.contrib import celery as bridge
+from django_pglock.models import Schedule, Task
+from qa.foreign.sample.models import Letter
 
 app = celery.Celery("itself", broker="memory://", backend="cache+memory://", set_as_current=False)
 app.conf.worker_hijack_root_logger = False
@@ -290,3 +295,90 @@ def test_a_direct_call_is_the_same():
     for of in (api(bridge, bridge.shared_task, bridge.Task), api(celery, app.task, app.Task)):
         with pytest.raises(ValueError, match="bad"):
             error_of_the_function(of).type(1)
+
+
+# The rows of beat
+
+
+@bridge.shared_task
+def report(kind, day=None):
+    Letter.objects.create(text=kind)
+
+
+@pytest.fixture
+def beat(no_schedules):
+    PeriodicTask.objects.all().delete()
+    Schedule.objects.all().delete()
+
+    def add(name: str, task: str = f"{__name__}.report", **values: Any) -> None:
+        PeriodicTask.objects.create(name=name, task=task, args='["weekly"]', **values)
+
+    return add
+
+
+def moved() -> tuple[dict[str, str], bool]:
+    """Run the command, and return what it says of each schedule, and whether it has failed."""
+    out = StringIO()
+    try:
+        call_command("celery_schedules", stdout=out)
+    except CommandError:
+        return dict(line.split(": ", 1) for line in out.getvalue().splitlines()), True
+    return dict(line.split(": ", 1) for line in out.getvalue().splitlines()), False
+
+
+def test_rows_of_beat_become_schedules_once(beat):
+    cron = CrontabSchedule.objects.create(minute="30", hour="7", day_of_week="mon-fri", timezone="Europe/Berlin")
+    hourly = IntervalSchedule.objects.create(every=2, period=IntervalSchedule.HOURS)
+    beat("by cron", crontab=cron, kwargs='{"day": 1}', description="for the board")
+    beat("by interval", interval=hourly, enabled=False, queue="slow")
+    said, has_failed = moved()
+    assert not has_failed
+    assert said["by cron"] == "30 7 * * mon-fri Europe/Berlin."
+    assert said["by interval"] == "every 7200 s, disabled. Without queue: give it at the decorator."
+    rows = Schedule.objects.order_by("name").values_list("name", "task_path", "expression", "timezone", "is_enabled")
+    path = f"{__name__}.report"
+    assert [*rows] == [
+        ("by cron", path, "30 7 * * mon-fri", "Europe/Berlin", True),
+        ("by interval", path, "every 7200 s", "", False),
+    ]
+    row = Schedule.objects.get(name="by cron")
+    assert (row.args, row.kwargs, row.note) == (["weekly"], {"day": 1}, "for the board")
+    assert not PeriodicTask.objects.filter(enabled=True).exists()
+    assert moved() == (dict.fromkeys(said, "it was moved before."), False)
+
+
+def test_a_moved_schedule_runs(beat, drain):
+    beat("now", interval=IntervalSchedule.objects.create(every=1, period=IntervalSchedule.DAYS))
+    moved()
+    Letter.objects.all().delete()
+    Schedule.objects.run_now()
+    drain()
+    assert Letter.objects.get().text == "weekly"
+
+
+def test_what_runs_once_becomes_a_task(beat):
+    at = datetime(2060, 1, 1, tzinfo=timezone.utc)
+    beat("at a date", clocked=ClockedSchedule.objects.create(clocked_time=at), one_off=True)
+    hourly = IntervalSchedule.objects.create(every=1, period=IntervalSchedule.HOURS)
+    beat("next hour", interval=hourly, one_off=True)
+    beat("has run", interval=hourly, one_off=True, total_run_count=1)
+    moved()
+    said, _ = moved()
+    assert set(said.values()) == {"it runs only once, and has run or is disabled."}
+    assert Task.objects.filter(run_after=at, args=["weekly"]).count() == 1
+    assert Task.objects.count() == 2
+    assert not Schedule.objects.exists()
+
+
+def test_what_cannot_be_moved_is_named_and_stays(beat):
+    hourly = IntervalSchedule.objects.create(every=1, period=IntervalSchedule.HOURS)
+    beat("unknown", task="gone.task", interval=hourly)
+    beat("wrong", interval=hourly, kwargs='{"nonsense": 1}')
+    beat("sun", solar=SolarSchedule.objects.create(event="sunset", latitude=1, longitude=1))
+    said, has_failed = moved()
+    assert has_failed
+    assert said["unknown"].startswith("NOT MOVED. No task is called 'gone.task'")
+    assert said["sun"].startswith("NOT MOVED. There are no solar schedules here")
+    assert said["wrong"].startswith("NOT MOVED.")
+    assert PeriodicTask.objects.filter(enabled=True).count() == 3
+    assert not Schedule.objects.exists()

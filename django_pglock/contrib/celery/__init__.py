@@ -12,21 +12,17 @@ from typing import Any
 
 #: The names of each module. A name is imported when it is first used.
 _NAMES = {
-    "app": "Celery current_app shared_task",
+    "app": "Celery current_app get_task_logger install shared_task",
     "canvas": "Signature chain chord group signature subtask",
     "exceptions": "Ignore MaxRetriesExceededError Reject Retry SoftTimeLimitExceeded",
-    "request": "current_task",
     "result": "AsyncResult EagerResult GroupResult",
     "schedules": "crontab",
-    "shims": "get_task_logger install",
-    "task": "Task",
+    "task": "Task current_task",
 }
-_MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "states":
-        return import_module(f"{__name__}.states")
     if name not in _MODULES:
         raise AttributeError(f"django_pglock.contrib.celery has no {name!r} of Celery.")
-    return getattr(import_module(_MODULES[name]), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +16,15 @@ from django.utils.module_loading import autodiscover_modules
 
 from django_pglock.contrib.celery import canvas, options
 from django_pglock.contrib.celery import result as results
-from django_pglock.contrib.celery.conf import conf
-from django_pglock.contrib.celery.request import current_task
-from django_pglock.contrib.celery.task import Task, make, register
+from django_pglock.contrib.celery.options import conf
+from django_pglock.contrib.celery.task import Task, current_task, make, register
+from django_pglock.errors import ConfigurationError
+
+get_task_logger = logging.getLogger
+_SAME = {f"celery.{name}": f".{name}" for name in ("app", "canvas", "exceptions", "result", "schedules", "states")}
+_TASK = dict.fromkeys(("celery.app.task", "celery.contrib.django.task"), ".task")
+#: Modules of Celery, each with the module of the bridge that has its names.
+MODULES = {"celery": "", "celery.utils.log": ".app", **_SAME, **_TASK}
 
 #: What imports modules of tasks when Django is ready.
 to_import: list[Callable[[], Any]] = []
@@ -67,7 +76,7 @@ class Celery:
     def config_from_object(self, source: Any, namespace: str | None = None, **ignored: Any) -> None:
         """Read settings with this prefix from Django's, or all attributes of another object or module."""
         if source == "django.conf:settings":
-            object.__setattr__(conf, "namespace", namespace or conf.namespace)
+            conf.namespace = namespace or conf.namespace
             return
         found = import_module(source) if isinstance(source, str) else source
         prefix = f"{namespace}_" if namespace else ""
@@ -81,7 +90,9 @@ class Celery:
             if packages is None:
                 autodiscover_modules(related_name or "tasks")
             for package in (packages() if callable(packages) else packages) or ():
-                _import_if_there(f"{package}.{related_name}" if related_name else package)
+                path = f"{package}.{related_name}" if related_name else package
+                if find_spec(path):
+                    import_module(path)
 
         _import_later(discover)
 
@@ -113,13 +124,20 @@ def _import_later(function: Callable[[], Any]) -> None:
         to_import.append(function)
 
 
-def _import_if_there(path: str) -> None:
-    try:
-        import_module(path)
-    except ModuleNotFoundError as error:
-        # A package need not have such a module. What a module that is there does not find is an error of its own.
-        if not f"{path}.".startswith(f"{error.name}."):
-            raise
+def install() -> None:
+    """Let ``import celery`` find the bridge. Call it at the top of the settings, before any package imports Celery.
+
+    For packages whose source you do not change. Your own code imports from ``django_pglock.contrib.celery``. Raises
+    ``ConfigurationError`` if Celery itself was imported before: some code would then have the one, and some the other.
+    """
+    package = __name__.rpartition(".")[0]
+    if sys.modules.get("celery") not in (None, sys.modules[package]):
+        raise ConfigurationError(
+            "celery was imported before install() was called. Call install() in the first line of the settings, and "
+            "import nothing of celery in manage.py, wsgi.py or the package of the settings."
+        )
+    for name, module in MODULES.items():
+        sys.modules[name] = import_module(f"{package}{module}")
 
 
 current_app = Celery("default")

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import AppConfig
-from django.core.checks import Error, Warning, register  # noqa: A004 - Django's name
+from django.core.checks import Error, register
 
-from django_pglock.contrib.celery import app
-from django_pglock.contrib.celery.conf import REFUSED, SERIALIZERS, conf, refused
-from django_pglock.contrib.celery.task import define_pending
+from django_pglock.contrib.celery import app, options, task
 
 
 class CeleryConfig(AppConfig):
@@ -20,25 +18,17 @@ class CeleryConfig(AppConfig):
     label = "django_pglock_celery"
 
     def ready(self) -> None:
-        define_pending()
+        task.define_pending()
         while app.to_import:
             app.to_import.pop(0)()
         register(check_settings)
 
 
-def check_settings(**ignored: Any) -> list[Any]:
-    """Return a message for each setting of Celery that would change what tasks do, and is not read."""
-    names = (*REFUSED, *SERIALIZERS)
-    messages: list[Any] = [
-        Error(why, id="django_pglock.E101") for each in names if (why := refused(each, getattr(conf, each)))
+def check_settings(**ignored: Any) -> list[Error]:
+    """E101: a setting of Celery would change what tasks do, and is not read here."""
+    given = {name: vars(options.conf).get(name) or getattr(options.conf, name) for name in options.REFUSED}
+    wrong = {name: value for name, value in given.items() if value and value not in options.AS_HERE.get(name, ())}
+    return [
+        Error(f"{name} of Celery is not read.", hint=f"Write {options.REFUSED[name]}.", id="django_pglock.E101")
+        for name in wrong
     ]
-    if conf.beat_schedule:
-        messages.append(
-            Warning(
-                "beat_schedule of Celery is not read by workers.",
-                hint="Run manage.py celery_schedules once, which makes rows of Schedule, and remove the setting. "
-                "Or write @task(cron=…).",
-                id="django_pglock.W101",
-            )
-        )
-    return messages

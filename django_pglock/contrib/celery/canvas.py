@@ -15,15 +15,13 @@ from typing import Any
 
 from django.db import transaction
 
-from django_pglock.contrib.celery.conf import conf
 from django_pglock.contrib.celery.exceptions import NotRegistered
+from django_pglock.contrib.celery.options import NEEDED, conf
 from django_pglock.contrib.celery.result import BACKEND, GroupResult
 from django_pglock.tasks.backends import database_of_tasks
 
 #: All tasks of the bridge, by their names: only these are called, whatever a row says.
 tasks: dict[str, Any] = {}
-#: The option of a call whose result another call gets: it is kept although the task has ``ignore_result``.
-NEEDED = "result_is_needed"
 #: The option of calls that run here, now.
 EAGER = "is_eager"
 #: The options that are lists of calls.
@@ -166,14 +164,8 @@ class group(chain):  # noqa: N801
         return self.kwargs["tasks"]  # type: ignore[no-any-return]
 
     def start(self, options: Mapping[str, Any] | None = None, after: Any = None) -> Any:
-        own, calls = self.own(options), self.tasks
-        if len(calls) > 1 and not own.keys() & set(LINKS) and all(_is_like(each, calls[0]) for each in calls):
-            several = [each.args for each in calls]
-            takes_result = not calls[0].immutable
-            results = calls[0].type.start_many(several, calls[0].own(own), after=after, takes_result=takes_result)
-        else:
-            results = [each.start(own, after) for each in calls]
-        return GroupResult(results, parent=after)
+        own = self.own(options)
+        return GroupResult([each.start(own, after) for each in self.tasks], after)
 
 
 class chord(chain):  # noqa: N801
@@ -225,10 +217,3 @@ def together() -> AbstractContextManager[Any]:
 def _parts(call: Any) -> list[Any]:
     is_plain = isinstance(call, Signature) and call.kind == "chain" and not call.options
     return call.tasks if is_plain else [signature(call)]
-
-
-def _is_like(call: Any, first: Any) -> bool:
-    """Return whether two calls differ in nothing but their positional arguments."""
-    same = ("task", "kwargs", "options", "immutable")
-    is_alike = call.kind is None and all(call[name] == first[name] for name in same)
-    return is_alike and not call.kwargs and not call.options.keys() & set(LINKS)

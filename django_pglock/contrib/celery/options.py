@@ -1,4 +1,4 @@
-"""The options of Celery, at the decorator and at a call, in the words of this package.
+"""The options and the settings of Celery in the words of this package.
 
 Raises ``TaskOptionError`` for what has no equivalent, with what to write instead.
 """
@@ -9,10 +9,13 @@ from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from django_pglock.contrib.celery.canvas import NEEDED
-from django_pglock.contrib.celery.conf import conf
+from django.conf import settings
+
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks.options import Rate
+
+#: The option of a call whose result another call gets: it is kept although the task has ``ignore_result``.
+NEEDED = "result_is_needed"
 
 
 def _words(text: str) -> frozenset[str]:
@@ -31,34 +34,59 @@ OF_TASK = _words(
     "retry_backoff retry_backoff_max retry_jitter retry_kwargs soft_time_limit time_limit"
 )
 OF_CALL = _words(f"countdown eta expires priority queue soft_time_limit time_limit retries {NEEDED}")
-#: Other words of Celery, for options, tasks and apps, and what to write instead.
+#: Other words of Celery, for options, tasks, apps and settings, and what to write instead.
 REFUSED = {
     word: text
     for words, text in {
-        "add_consumer purge": "the queues of runlockworker, and Task.objects",
-        "add_periodic_task on_after_configure on_after_finalize": "@task(cron=…), or a row of Schedule",
+        "add_consumer broadcast events inspect ping purge": "Task.objects and Worker.objects, or manage.py locktasks",
+        "add_periodic_task beat_schedule on_after_configure on_after_finalize": "@task(cron=…), or rows of Schedule",
         "add_to_chord replace": "a chain or a chord at the call",
         "backend": "AsyncResult(id), which reads the row",
-        "broadcast events inspect ping": "Task.objects and Worker.objects, or manage.py locktasks status",
         "chunks map starmap": "group(f.s(each) for each in …)",
-        "exchange routing_key": "queue=",
+        "exchange routing_key task_routes": "queue= at the decorator or the call",
         "headers": "an argument of the function",
         "pydantic": "Model.model_validate(…) in the function, and model_dump(mode='json') at the call",
+        "result_serializer serializer task_serializer": "nothing: arguments and results are JSON, as Celery's json",
         "send_event": "a log record",
-        "serializer": "nothing: arguments and results are JSON, as json of Celery writes it",
-        "start worker_main shutdown": "manage.py runlockworker, and SIGTERM",
+        "shutdown start worker_main": "manage.py runlockworker, and SIGTERM",
+        "task_annotations task_default_rate_limit": "the options at the decorators",
         "task_id": "nothing: the database gives the ids. A key of one's own is an argument",
+        "task_queues": "QUEUES in TASKS, and the queues of runlockworker",
         "typing": "nothing: the arguments of each call are checked",
     }.items()
     for word in words.split()
 }
-_AS_HERE: dict[str, tuple[Any, ...]] = {"serializer": (None, "json"), "typing": (None, True), "pydantic": (None, False)}
+#: Values of these that mean what is so here.
+AS_HERE: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("serializer", "task_serializer", "result_serializer"), (None, "json")),
+    "typing": (None, True),
+    "pydantic": (None, False),
+}
+
+
+class Conf:
+    """What ``app.conf`` is, for all apps: the values that were set, then those of Django's settings, then None."""
+
+    #: The prefix of the names in Django's settings.
+    namespace = "CELERY"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(settings, f"{self.namespace}_{name.upper()}", None)
+
+    def update(self, *values: Any, **more: Any) -> None:
+        """Set several values."""
+        vars(self).update({name.lower(): value for name, value in dict(*values, **more).items()})
+
+
+conf = Conf()
 
 
 def check(where: str, options: Mapping[str, Any], known: Collection[str]) -> None:
     """Raise ``TaskOptionError`` for options that are neither known nor without an effect."""
     for name, value in options.items():
-        if name not in known and name not in WITHOUT_EFFECT and value not in _AS_HERE.get(name, ()):
+        if name not in known and name not in WITHOUT_EFFECT and value not in AS_HERE.get(name, ()):
             instead = REFUSED.get(name, "@task, which has options of its own, or nothing")
             raise TaskOptionError(f"{where}: {name}={value!r} of Celery has no equivalent here. Write {instead}.")
 
@@ -71,37 +99,26 @@ def missing(owner: str, name: str) -> AttributeError:
 
 def of_task(task: Any) -> dict[str, Any]:
     """Return the options of ``@task`` for a task of the bridge."""
-    options = {
-        "queue": task.queue or conf.task_default_queue,
-        "soft_time_limit": conf.task_soft_time_limit if task.soft_time_limit is None else task.soft_time_limit,
-        "time_limit": conf.task_time_limit if task.time_limit is None else task.time_limit,
-        "priority": task.priority,
-        "expires": task.expires,
-    }
+    given = {name: getattr(task, name) for name in ("priority", "expires", "soft_time_limit", "time_limit")}
+    limits = {name: getattr(conf, f"task_{name}") if given[name] is None else given[name] for name in list(given)[2:]}
     retries = max(task.max_retries or 0, task.retry_kwargs.get("max_retries") or 0)
-    rate = {} if not task.rate_limit else {"rate": _rate(task.rate_limit)}
-    return {**of_call(task.name, options), **rate, "max_attempts": retries + 1}
+    options = of_call(task.name, {**given, **limits, "queue": task.queue or conf.task_default_queue})
+    return {**options, "max_attempts": retries + 1, **({"rate": _rate(task.rate_limit)} if task.rate_limit else {})}
 
 
 def of_call(where: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of ``using()`` for those of ``apply_async()``."""
     check(where, options, OF_CALL)
     limits = [options[name] for name in ("soft_time_limit", "time_limit") if options.get(name) is not None]
+    countdown, eta = options.get("countdown"), options.get("eta")
     changes = {
         "queue_name": options.get("queue"),
         "priority": options.get("priority"),
         "expires": options.get("expires"),
         "timeout": float(limits[0]) if limits else None,
-        "run_after": due(options.get("countdown"), options.get("eta")),
+        "run_after": aware(eta) if eta else timedelta(seconds=countdown) if countdown else None,
     }
     return {name: value for name, value in changes.items() if value is not None}
-
-
-def due(countdown: float | None, eta: datetime | None) -> datetime | timedelta | None:
-    """Return when a call is due: after some seconds, or at a date."""
-    if eta is not None:
-        return aware(eta)
-    return timedelta(seconds=countdown) if countdown else None
 
 
 def aware(date: datetime) -> datetime:

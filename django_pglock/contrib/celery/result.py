@@ -47,9 +47,6 @@ class AsyncResult:
         self.id = self.task_id = celery_id(number) if number else str(id)
         self.parent = parent
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self.id}>"
-
     def __str__(self) -> str:
         return self.id
 
@@ -146,10 +143,6 @@ class GroupResult(list[Any]):
         """Return whether all have succeeded."""
         return all(each.successful() for each in self)
 
-    def failed(self) -> bool:
-        """Return whether one has failed."""
-        return any(each.failed() for each in self)
-
     def completed_count(self) -> int:
         """Return how many have succeeded."""
         return sum(each.successful() for each in self)
@@ -159,11 +152,6 @@ class GroupResult(list[Any]):
         return [each.get(timeout, propagate) for each in self]
 
     join = get
-
-    def revoke(self, *args: Any, **ignored: Any) -> None:
-        """Cancel all."""
-        for each in self:
-            each.revoke()
 
 
 def _unfinished(row: Any) -> tuple[str, Any, None]:

@@ -7,11 +7,14 @@ and retries, time limits, rates and priorities are those of the package.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import cached_property, partial
-from inspect import iscoroutinefunction, signature
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import partial
+from inspect import Parameter, Signature, iscoroutinefunction, signature
 from random import randrange
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -19,26 +22,85 @@ from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, transaction
 from django.utils.asyncio import async_unsafe
 
-from django_pglock.contrib.celery import canvas
+from django_pglock.contrib.celery import canvas, result
 from django_pglock.contrib.celery import options as words
-from django_pglock.contrib.celery import result as results
-from django_pglock.contrib.celery.canvas import EAGER, LINKS, NEEDED, Signature, listed, together
-from django_pglock.contrib.celery.conf import conf
-from django_pglock.contrib.celery.errbacks import META, call_errback, call_errbacks, watch
-from django_pglock.contrib.celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
-from django_pglock.contrib.celery.request import ExceptionInfo, Request, entered, request_of
-from django_pglock.contrib.celery.result import AsyncResult, EagerResult, GroupResult
+from django_pglock.contrib.celery.exceptions import Ignore, MaxRetriesExceededError, Retry
+from django_pglock.contrib.celery.options import NEEDED, conf
 from django_pglock.contrib.celery.states import FAILURE, SUCCESS
 from django_pglock.contrib.celery.values import decode, encode
 from django_pglock.errors import TaskArgumentsError, TaskCancelled, TaskOptionError, TaskStopped
 from django_pglock.loggers import get_logger
 from django_pglock.postgres.stopping import current_attempt
-from django_pglock.tasks.backends import database_of_tasks, enqueue_many
+from django_pglock.tasks.backends import database_of_tasks
 from django_pglock.tasks.claim import running_claim
-from django_pglock.tasks.definition import PostgresTask
-from django_pglock.tasks.retry import FlowWord, Snooze
+from django_pglock.tasks.definition import PostgresTask, task
+from django_pglock.tasks.queues import OWN_QUEUE
+from django_pglock.tasks.retry import FlowWord
 
 logger = get_logger("django_pglock.tasks")
+
+
+_DEFAULTS = {"args": (), "kwargs": {}, "retries": 0, "is_eager": False, "called_directly": True}
+
+
+class Request(SimpleNamespace):
+    """The attributes of Celery's ``Context``. None: there is nothing to say here."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**{**_DEFAULTS, **values})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an attribute."""
+        return vars(self).get(name, default)
+
+
+class ExceptionInfo:
+    """What a hook gets of an exception: ``exception``, ``type`` and ``traceback``, a text."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.exception = error
+        self.type = type(error)
+        self.traceback = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+
+    def __str__(self) -> str:
+        return self.traceback
+
+
+#: The tasks that run in this thread or coroutine with their requests, the innermost last.
+running: ContextVar[tuple[tuple[Any, Request], ...]] = ContextVar("django_pglock_celery_running", default=())
+
+
+@contextmanager
+def entered(task: Any, request: Request) -> Iterator[None]:
+    """Let ``task.request`` be a request in a block, for this thread or coroutine alone."""
+    token = running.set((*running.get(), (task, request)))
+    try:
+        yield
+    finally:
+        running.reset(token)
+
+
+def request_of(task: Any) -> Request:
+    """Return the request of a task that runs here, or that of a task that does not."""
+    return next((request for each, request in reversed(running.get()) if each is task), Request())
+
+
+class CurrentTask:
+    """The task that runs here: ``current_task.request.id``. It is false if there is none."""
+
+    def __bool__(self) -> bool:
+        return bool(running.get())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(running.get()[-1][0] if running.get() else None, name)
+
+
+current_task = CurrentTask()
 
 
 class Task:
@@ -122,7 +184,7 @@ class Task:
 
     def apply_async_on_commit(self, *args: Any, **options: Any) -> None:
         """Do the same as ``apply_async()``; after the commit, if the tasks are in another database or run eagerly."""
-        if conf.task_always_eager or database_of_tasks(results.BACKEND, option="TASKS") != DEFAULT_DB_ALIAS:
+        if conf.task_always_eager or database_of_tasks(result.BACKEND, option="TASKS") != DEFAULT_DB_ALIAS:
             transaction.on_commit(partial(self.apply_async, *args, **options))
         else:
             self.apply_async(*args, **options)
@@ -130,40 +192,33 @@ class Task:
     def start(self, args: Any, kwargs: Any, given: Any, *, after: Any = None, takes_result: bool = True) -> Any:
         """Enqueue a call that runs after other results, and gets them as its first argument."""
         options = dict(given)
-        callbacks, errbacks = (listed(options.pop(name, None)) for name in LINKS)
-        if options.pop(EAGER, False) or conf.task_always_eager:
+        callbacks, errbacks = (canvas.listed(options.pop(name, None)) for name in canvas.LINKS)
+        if options.pop(canvas.EAGER, False) or conf.task_always_eager:
             before = [] if after is None else [after.get()]
             values, named = decode(self._encoded([*before[:takes_result], *args], kwargs))
             return self.apply(values, named, throw=options.get("throw"), link=callbacks, link_error=errbacks)
         if callbacks:
             options[NEEDED] = True
-        task, place = self._using(options, errbacks, after, takes_result)
+        place = [None] * (after is not None and takes_result)
         values, named = self._encoded([*place, *args], kwargs)
-        with together() if callbacks or errbacks else nullcontext():
-            result = AsyncResult(task.enqueue(*values, **named).id, parent=after)
+        definition = self._using(options, errbacks, after, takes_result)
+        with canvas.together() if callbacks or errbacks else nullcontext():
+            enqueued = result.AsyncResult(definition.enqueue(*values, **named).id, parent=after)
             for callback in callbacks:
-                canvas.signature(callback).start(after=result)
-            if errbacks and isinstance(after, GroupResult):
-                watch(result)
-        return result
-
-    def start_many(self, calls: Sequence[Any], options: Any, *, after: Any, takes_result: bool) -> list[Any]:
-        """Do the same for calls that differ in nothing but their positional arguments, by one statement."""
-        if options.get(EAGER) or conf.task_always_eager:
-            return [self.start(args, {}, options, after=after, takes_result=takes_result) for args in calls]
-        task, place = self._using(options, [], after, takes_result)
-        ids = enqueue_many(task, (tuple(self._encoded([*place, *args], {})[0]) for args in calls))
-        return [AsyncResult(each, parent=after) for each in ids]
+                canvas.signature(callback).start(after=enqueued)
+            if errbacks and isinstance(after, result.GroupResult):
+                # Also if a chord's body never runs, because a call of its header has failed.
+                number = result.number_of(enqueued.id)
+                call_errbacks.using(after_ended=number).enqueue(number, if_cancelled=True)
+        return enqueued
 
     @async_unsafe("delay() blocks the event loop here. Write: await sync_to_async(task.delay)(…)")
-    def _using(
-        self, options: Any, errbacks: list[Any], after: Any, takes_result: bool
-    ) -> tuple[PostgresTask, list[None]]:
-        """Return the task of this package with the options of a call, and the place for the results of others."""
+    def _using(self, options: Any, errbacks: list[Any], after: Any, takes_result: bool) -> PostgresTask:
+        """Return the task of this package with the options of a call, and with what it has to know when it runs."""
         changes, meta = words.of_call(f"{self.name}.apply_async()", options), dict[str, Any]()
         if after is not None:
-            ids = results.ids_in(after)
-            changes["after"] = results.flat(ids)
+            ids = result.ids_in(after)
+            changes["after"] = result.flat(ids)
             meta |= {"results_of": ids} if takes_result else {}
         meta |= {name: options[name] for name in (NEEDED, "retries") if options.get(name)}
         if errbacks:
@@ -171,19 +226,15 @@ class Task:
             meta["errbacks"] = encode(errbacks, f"link_error of {self.name}")
         if meta:
             changes["meta"] = {META: meta}
-        return self.definition.using(**changes) if changes else self.definition, [None] * ("results_of" in meta)
+        return self.definition.using(**changes) if changes else self.definition
 
     def _encoded(self, args: list[Any], kwargs: Any) -> Any:
         """Return arguments as JSON has them, if the function takes as many of these names."""
         try:
-            self._parameters.bind(*args, **kwargs)
+            signature(self.run).bind(*args, **kwargs)
         except TypeError as error:
             raise TaskArgumentsError(f"{self.name} cannot be called like this: {error}.") from error
         return encode([args, kwargs], f"An argument of {self.name}")
-
-    @cached_property
-    def _parameters(self) -> Any:
-        return signature(self.run)
 
     def apply(
         self, args: Any = (), kwargs: Any = None, *, throw: bool | None = None, retries: int = 0, **options: Any
@@ -197,40 +248,40 @@ class Task:
         request.throws = conf.task_eager_propagates if throw is None else throw
         try:
             value = self.trace(request)
-        except (Ignore, Reject) as error:
-            return EagerResult(request.id, error, error.state)
+        except Ignore as error:
+            return result.EagerResult(request.id, error, error.state)
         except Exception as error:
             if request.throws:
                 raise
             if isinstance(error, Retry):
                 return self.apply(args, kwargs, throw=throw, retries=retries + 1, **options)
             info = ExceptionInfo(error)
-            for errback in listed(options.get("link_error")):
+            for errback in canvas.listed(options.get("link_error")):
                 call_errback(canvas.signature(errback), request, error, info.traceback)
-            return EagerResult(request.id, error, FAILURE, info.traceback)
-        for callback in listed(options.get("link")):
+            return result.EagerResult(request.id, error, FAILURE, info.traceback)
+        for callback in canvas.listed(options.get("link")):
             canvas.signature(callback).apply_async((value,))
-        return EagerResult(request.id, value, SUCCESS)
+        return result.EagerResult(request.id, value, SUCCESS)
 
     # Signatures
 
-    def signature(self, args: Any = None, kwargs: Any = None, **options: Any) -> Signature:
+    def signature(self, args: Any = None, kwargs: Any = None, **options: Any) -> canvas.Signature:
         """Return a call as a value."""
-        return Signature(self, args, kwargs, **options)
+        return canvas.Signature(self, args, kwargs, **options)
 
     subtask = signature
 
-    def s(self, *args: Any, **kwargs: Any) -> Signature:
+    def s(self, *args: Any, **kwargs: Any) -> canvas.Signature:
         """Return a call that gets the result of the one before as its first argument."""
         return self.signature(args, kwargs)
 
-    def si(self, *args: Any, **kwargs: Any) -> Signature:
+    def si(self, *args: Any, **kwargs: Any) -> canvas.Signature:
         """Return a call that gets its own arguments alone."""
         return self.signature(args, kwargs, immutable=True)
 
-    def AsyncResult(self, task_id: Any, **ignored: Any) -> AsyncResult:  # noqa: N802 - Celery's name
+    def AsyncResult(self, task_id: Any, **ignored: Any) -> Any:  # noqa: N802 - Celery's name
         """Return the result of a call, by its id."""
-        return AsyncResult(task_id)
+        return result.AsyncResult(task_id)
 
     # What runs
 
@@ -256,6 +307,11 @@ class Task:
         def run(context: Any, /, *args: Any, **kwargs: Any) -> Any:
             return self._run_claimed(context, args, kwargs)
 
+        own = signature(self.run).parameters
+        if "context" not in own:
+            # The admin and rows of Schedule check arguments by it.
+            first = Parameter("context", Parameter.POSITIONAL_ONLY)
+            run.__signature__ = Signature([first, *own.values()])  # type: ignore[attr-defined]
         run.__module__, run.__qualname__ = self._source.__module__, self._source.__qualname__
         run.__name__, run.__doc__ = self.__name__, self._source.__doc__
         return run
@@ -264,13 +320,8 @@ class Task:
         values, named = decode([args, kwargs])
         meta = context.meta.get(META, {})
         if "results_of" in meta:
-            values[0] = results.values_of(meta["results_of"])
-        try:
-            value = self.trace(self._request_of(context, values, named, meta.get("retries", 0)))
-        except Reject as error:
-            if error.requeue:
-                raise Snooze(0) from error
-            raise
+            values[0] = result.values_of(meta["results_of"])
+        value = self.trace(self._request_of(context, values, named, meta.get("retries", 0)))
         is_ignored = conf.task_ignore_result if self.ignore_result is None else self.ignore_result
         return None if is_ignored and not meta.get(NEEDED) else encode(value, f"The result of {self.name}")
 
@@ -280,7 +331,7 @@ class Task:
         request.hostname = socket.gethostname()
         if claim is None:
             return request
-        request.id = request.root_id = request.correlation_id = results.celery_id(claim.id)
+        request.id = request.root_id = request.correlation_id = result.celery_id(claim.id)
         request.eta = claim.date("run_after")
         request.retries = claim.retries + retries
         redelivered = claim.rescues > 0
@@ -410,6 +461,39 @@ def _hook(request: Request, function: Callable[..., None], *values: Any) -> None
         if request.is_eager:
             raise
         logger.exception("%s of task %s raised an error.", function.__qualname__, request.id)
+
+
+#: The name of what a row's ``meta`` has of the bridge.
+META = "celery"
+
+
+# In the queue that each worker serves, whatever its own queues are.
+@task(queue_name=OWN_QUEUE)
+def call_errbacks(number: int, *, if_cancelled: bool = False) -> None:
+    """Call the errbacks of a task that has failed. ``if_cancelled``: that never ran, because of others."""
+    row = result.rows(number).first()
+    if row is None or (if_cancelled and row.status != "CANCELLED"):
+        return
+    failed = result.AsyncResult(number)
+    request = Request(id=failed.id, args=row.args, kwargs=row.kwargs, task=row.task_path, called_directly=False)
+    for errback in row.meta[META]["errbacks"]:
+        call_errback(canvas.signature(errback), request, failed.result, failed.traceback)
+
+
+def call_errback(errback: Any, request: Request, error: BaseException, traceback: str | None) -> None:
+    """Call an errback as Celery does: with (request, exc, traceback), or enqueue it with the id of the failed task."""
+    if errback.kind is None and _takes_more_than_the_id(errback):
+        errback(request, error, traceback)
+    else:
+        errback.apply_async((request.id,))
+
+
+def _takes_more_than_the_id(errback: Any) -> bool:
+    if errback.immutable or errback.type.is_bound:
+        return False
+    parameters = signature(errback.type.run).parameters.values()
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return any(each.kind is Parameter.VAR_POSITIONAL for each in parameters) or len(positional) - len(errback.args) > 1
 
 
 #: Tasks that were decorated before there were settings, as in celery.py beside settings.py.

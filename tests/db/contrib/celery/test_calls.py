@@ -10,12 +10,13 @@ from time import sleep
 from uuid import UUID
 
 import pytest
-from django.core.exceptions import SynchronousOnlyOperation
+from django.core.exceptions import SynchronousOnlyOperation, ValidationError
 from django.db import transaction
 from django.test import override_settings
 
 from django_pglock.contrib.celery import AsyncResult, SoftTimeLimitExceeded, Task, current_task, shared_task
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
+from django_pglock.models import Schedule
 from django_pglock.models import Task as Row
 from django_pglock.testing import run_tasks
 
@@ -330,3 +331,19 @@ def test_delay_in_a_coroutine_says_what_to_write():
 
     with pytest.raises(SynchronousOnlyOperation, match=r"Write: await sync_to_async\(task.delay\)"):
         asyncio.run(view())
+
+
+@shared_task
+def takes_a_context(template, context):
+    return [template, context]
+
+
+def test_an_argument_may_be_called_context():
+    first, second = takes_a_context.delay("a", {"b": 1}), takes_a_context.delay("a", context={})
+    run_tasks(raise_errors=True)
+    assert (first.get(), second.get()) == (["a", {"b": 1}], ["a", {}])
+
+
+def test_a_schedule_checks_the_arguments_of_a_task():
+    with pytest.raises(ValidationError, match="missing a required argument: 'x'"):
+        Schedule.objects.create(name="wrong", task_path=f"{__name__}.add", expression="every 5 minutes")

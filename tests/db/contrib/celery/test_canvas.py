@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 from django.test import override_settings
-from django.test.utils import CaptureQueriesContext
 
 from django_pglock.contrib.celery import chain, chord, group, shared_task, signature
 from django_pglock.contrib.celery.exceptions import NotRegistered
@@ -114,13 +113,6 @@ def test_all_rows_are_written_at_once_or_none():
     assert not Row.objects.exists()
     chain(add.s(1, 1), add.s(1)).apply_async()
     assert [*Row.objects.order_by("id").values_list("args", "status")] == [([1, 1], "READY"), ([None, 1], "BLOCKED")]
-
-
-def test_many_like_calls_are_one_insert():
-    with CaptureQueriesContext(connection) as queries:
-        group(add.s(number, 1) for number in range(100)).delay()
-    assert sum("INSERT INTO" in each["sql"] for each in queries) == 1
-    assert Row.objects.count() == 100
 
 
 def test_options_of_a_chain_are_those_of_its_first_call_and_links_those_of_its_last():
