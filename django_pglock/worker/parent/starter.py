@@ -170,7 +170,7 @@ class ForkServer:
 
     def _serve_requests(self) -> None:
         """Serve what the parent has asked for. End if it has closed its end."""
-        with suppress(BlockingIOError):
+        try:
             while True:
                 data, descriptors, *_ = socket.recv_fds(self._control, _LONGEST_MESSAGE, 1)
                 key = data.decode()
@@ -184,6 +184,10 @@ class ForkServer:
                 elif not data:
                     self._is_over = True
                     return
+        except BlockingIOError:
+            pass
+        except ConnectionError:  # the parent has ended, and has not read all
+            self._is_over = True
 
     def _start(self, key: str, channel: socket.socket) -> None:
         starter = os.getpid()
