@@ -143,7 +143,7 @@ class Worker:
             if is_main:
                 ends.enter_context(written_by_thread())
             self._run(starter, ends)
-        return not (self._has_failed or any(crew.have_failed for crew in self.crews))
+        return self._has_ended_in_order
 
     def stop(self) -> None:
         """Have running tasks finish, and end; at a second call, give them back. For any thread."""
@@ -165,6 +165,8 @@ class Worker:
             self.server = ProbeServer(self.health, self.probe_port)
             self.server.start()
             ends.callback(self.server.stop)
+        # The last line of the log, while a thread of its own still writes it: its handlers may wait without end.
+        ends.callback(self._log_end)
         for crew in self.crews:
             ends.callback(crew.close)
             crew.start()
@@ -176,6 +178,14 @@ class Worker:
         if self._stops:
             self._obey_stop()
         self.loop.run_forever()
+
+    def _log_end(self) -> None:
+        in_order = "" if self._has_ended_in_order else ", and not all in order"
+        logger.info("Worker %d has ended%s.", os.getpid(), in_order)
+
+    @property
+    def _has_ended_in_order(self) -> bool:
+        return not (self._has_failed or any(crew.have_failed for crew in self.crews))
 
     def _obey_stop(self) -> None:
         # A person who ends a worker that is about to start again does not want it to start.

@@ -122,7 +122,6 @@ class Command(TerminalCommand):
             has_ended_in_order = worker.run()
         except ConfigurationError as error:
             raise CommandError(str(error)) from None
-        logger.info("Worker %d has ended%s.", os.getpid(), "" if has_ended_in_order else ", and not all in order")
         if worker.code_has_changed:
             os.execv(sys.executable, own_command_line())  # noqa: S606
         if worker.left_behind:

@@ -518,7 +518,9 @@ class Drain:
         """End the worker because its role lacks a right. A cron job must not wait until the right is granted."""
         if not self.left_behind:
             self.left_behind = ["what it may not claim"]
-            text = "This worker ends, because its role lacks a right: %s. docs/worker.md#rights-in-the-database lists what it needs."
+            text = (
+                "This worker ends, because its role lacks a right: %s. docs/worker.md#rights-in-the-database lists all."
+            )
             logger.error(text, one_line(error))
             self.end()
 

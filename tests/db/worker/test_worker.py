@@ -90,6 +90,15 @@ def test_a_worker_in_python_runs_tasks_in_children_until_nothing_is_left():
     assert not Worker.objects.exists()
 
 
+@pytest.mark.parametrize(("has_failed", "last"), [(False, "has ended."), (True, "has ended, and not all in order.")])
+def test_the_last_line_says_that_the_worker_has_ended_also_if_it_was_idle(caplog, has_failed, last):
+    caplog.set_level("INFO", "django_pglock")
+    worker = WorkerUnderTest(drain=True, threads=1)
+    worker._has_failed = has_failed
+    assert worker.run() is not has_failed
+    assert caplog.messages[-1] == f"Worker {os.getpid()} {last}"
+
+
 def test_a_worker_in_python_says_what_it_has_left_behind():
     Task.objects.create(queue="default", backend="default", task_path="shop.tasks.from_the_next_deploy")
     worker = WorkerUnderTest(drain=True, threads=1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from contextlib import nullcontext
 from io import StringIO
 from types import SimpleNamespace
 
@@ -88,15 +86,6 @@ def test_a_worker_whose_code_has_changed_starts_again_with_its_command_line(monk
     call_command("runlockworker", "--reload")
     [(program, command)] = started
     assert program == command[0] == sys.executable
-
-
-@pytest.mark.parametrize(("is_ok", "last"), [(True, "has ended."), (False, "has ended, and not all in order.")])
-def test_the_last_line_says_that_the_worker_has_ended_also_if_it_was_idle(monkeypatch, caplog, is_ok, last):
-    caplog.set_level("INFO", "django_pglock")
-    monkeypatch.setattr(Worker, "run", lambda self: is_ok)
-    with nullcontext() if is_ok else pytest.raises(SystemExit):
-        call_command("runlockworker", "--no-reload")
-    assert caplog.messages[-1] == f"Worker {os.getpid()} {last}"
 
 
 def test_an_interrupt_before_the_worker_runs_is_one_sentence(monkeypatch):
