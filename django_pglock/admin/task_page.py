@@ -9,7 +9,7 @@ from typing import Any
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db import router, transaction
-from django.db.models import Count, F
+from django.db.models import Count, F, Func, TextField
 from django.db.models.functions import Right
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils import timezone
@@ -24,7 +24,7 @@ from django_pglock.models import Attempt, Step, Task, Waiter, Worker
 from django_pglock.store.operate import run_again_from
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 from django_pglock.store.schedules import SCHEDULE_NAME
-from django_pglock.tasks.redaction import shown, shown_step
+from django_pglock.tasks.redaction import is_redacted, shown, shown_step
 from django_pglock.tasks.states import WAITING, TaskStatus
 from django_pglock.tasks.steps import OF_OTHER_CODE, Kind
 
@@ -38,6 +38,9 @@ MOST_PARTS = 10_000
 FEW, SHOWN_ATTEMPTS = 10, 50
 #: Characters of the result of a step.
 LONGEST_RESULT = 200
+FIRST_LINE = f"""CASE WHEN pg_column_size(%(expressions)s) > 20000 THEN '…'
+    WHEN length(%(expressions)s::text) > {LONGEST_RESULT} THEN left(%(expressions)s::text, {LONGEST_RESULT}) || '…'
+    WHEN %(expressions)s <> 'null' THEN %(expressions)s::text ELSE '' END"""
 #: Seconds for which the page of a stack waits for the answer of the worker. Most answers take milliseconds.
 STACK_TIMEOUT = 2.0
 
@@ -245,12 +248,18 @@ def latest_steps(task: Task) -> list[dict[str, Any]]:
     """Return the latest steps of a task, as rows of a table."""
     if not task.attempts:
         return []
-    last = list(Step.objects.filter(task=task.pk).exclude(name=OF_OTHER_CODE).order_by("-number")[:SHOWN_ATTEMPTS])
+    rows = Step.objects.filter(task=task.pk).exclude(name=OF_OTHER_CODE).order_by("-number")
+    has_hidden = is_redacted(task)
+    if not has_hidden:
+        # Each result may have a megabyte. Of a large one, not even its beginning is read.
+        rows = rows.defer("result").annotate(line=Func("result", template=FIRST_LINE, output_field=TextField()))
+    last = list(rows[:SHOWN_ATTEMPTS])
     return [
         {
             "step": each,
             "took": (each.finished_at - each.started_at).total_seconds() if each.finished_at else None,
-            "said": each.failure.get("message") if each.failure else in_one_line(shown_step(task, each)),
+            "said": (each.failure or {}).get("message")
+            or (in_one_line(shown_step(task, each)) if has_hidden else each.line),
         }
         for each in reversed(last)
     ]

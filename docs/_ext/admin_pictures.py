@@ -25,6 +25,9 @@ PAGES = {
     "tasks": ("task/", 960),
     "failures": ("failuregroup/", 960),
     "task": ("task/{failed}/change/", 2200),
+    "sleeping": ("task/{sleeping}/change/", 1100),
+    "gathering": ("task/{gathering}/change/", 1100),
+    "events": ("event/", 960),
     "workers": ("worker/", 960),
     "locks": ("advisorylock/", 960),
     "leases": ("lease/", 960),
@@ -40,7 +43,7 @@ MINUTES = 8
 
 def take() -> None:
     """Write all pictures of the admin."""
-    with a_busy_shop() as (address, failed):
+    with a_busy_shop() as (address, ids):
         from qa.browser.chromium import Chromium
 
         with Chromium() as browser:
@@ -50,7 +53,7 @@ def take() -> None:
                 for kind, (width, dark) in KINDS.items():
                     most = min(tallest, PHONE) if kind == "-narrow" else tallest
                     browser.show(width=width, height=PHONE, dark=dark)
-                    browser.open(f"{address}/admin/django_pglock/{path.format(failed=failed)}")
+                    browser.open(f"{address}/admin/django_pglock/{path.format(**ids)}")
                     browser.show(width=width, height=min(most, int(browser.evaluate(END))), dark=dark)
                     save(browser.picture(), FOLDER / f"admin-{page}{kind}.png")
 
@@ -64,8 +67,8 @@ def save(picture: bytes, path: Path) -> None:
 
 
 @contextmanager
-def a_busy_shop() -> Iterator[tuple[str, str]]:
-    """Run the example project with work of every kind. Yields its address and the id of a failed task."""
+def a_busy_shop() -> Iterator[tuple[str, dict[str, str]]]:
+    """Run the example project with work of every kind. Yields its address, and the ids of some tasks by their state."""
     from example_project.postgres import PrivatePostgres
 
     with PrivatePostgres() as server, ExitStack() as stack:
@@ -89,18 +92,19 @@ def a_busy_shop() -> Iterator[tuple[str, str]]:
             fleet.start("runlockworker", "--threads", "4", "--no-reload")
         port = free_port()
         fleet.start("serveshop", str(port))
-        failed = enqueue_work()
+        ids = enqueue_work()
         hold_locks(stack)
         from example_project.demo.shoppers import wait_for_shop
 
         wait_for_shop(port)
-        yield f"http://127.0.0.1:{port}", failed
+        yield f"http://127.0.0.1:{port}", ids
 
 
-def enqueue_work() -> str:
-    """Enqueue tasks, some for each outcome. Return the id of a task that has failed three times."""
+def enqueue_work() -> dict[str, str]:
+    """Enqueue tasks, some for each outcome. Return the ids of three: it has failed, it sleeps, it gathers."""
     from django.db.models import F
 
+    from django_pglock import emit
     from django_pglock.models import Number, Queue, Task
     from example_project.shop import tasks
 
@@ -119,10 +123,14 @@ def enqueue_work() -> str:
     tasks.send_receipt.using(run_after=timedelta(hours=2)).enqueue(order_id=7)
     for number in range(2):
         tasks.count_slowly.enqueue(number, 600.0)
-    until(lambda: Task.objects.filter(status="RUNNING", started_at__lte=F("last_attempted_at")).count() == 2)
+    sleeping, gathering = tasks.follow_up.enqueue(7), tasks.count_together.enqueue(8)
+    emit("packed:7", {"parcel": 1})
+    emit("paid:8", {"amount": 30})
+    until(lambda: Task.objects.suspended().count() == 2)
+    until(lambda: Task.objects.filter(status="RUNNING", started_at__lte=F("last_attempted_at")).count() == 4)
     # The overview shows what a worker has counted last.
     until(lambda: Number.objects.filter(kind="READY", queue="ledger", count=3).exists())
-    return failed.id
+    return {"failed": failed.id, "sleeping": sleeping.id, "gathering": gathering.id}
 
 
 def work_for_minutes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 
 from django_pglock import lock, task
 from example_project.shop.models import CreditEntry, Effect, Order, Receipt
@@ -68,6 +69,25 @@ def process_order(context, user_id: int, number: int) -> dict[str, int]:
     context.step("label", leave_effect, "label", number)
     context.atomic_step("ship", do_until_killed, "ship", number)
     return parcel
+
+
+@task(takes_context=True)
+def follow_up(context, order_id: int) -> None:
+    """Say thanks, and ask two weeks later how it was. Meanwhile the task is a row, and nothing else."""
+    context.step("thank", leave_effect, "thank", order_id)
+    context.atomic_step("note", leave_effect, "note", order_id)
+    context.sleep("two weeks", timedelta(days=14))
+    context.step("ask", leave_effect, "ask", order_id)
+
+
+@task(takes_context=True)
+def count_together(context, number: int) -> int:
+    """Let other tasks count, and continue when all of them have ended. One of them fails, and two take long."""
+    context.step("announce", leave_effect, "announce", number)
+    calls = [count.call_of(each) for each in range(number)]
+    calls += [count_slowly.call_of(each, 600.0) for each in range(2)]
+    results = context.gather("count", [*calls, send_receipt.using(max_attempts=1).call_of(order_id=404)])
+    return sum(each.status == "SUCCESSFUL" for each in results)
 
 
 def charge(user_id: int, number: int) -> None:

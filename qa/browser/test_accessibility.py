@@ -9,7 +9,7 @@ import pytest
 from django.db.models.functions import Now
 
 from django_pglock import Lease
-from django_pglock.models import Attempt, Queue, Task
+from django_pglock.models import Attempt, Event, Queue, Step, Task
 from qa.browser.chromium import PROGRAM
 from tests.db.store.schedules import of_code
 
@@ -54,7 +54,7 @@ def test_our_pages_pass_axe_and_fit_the_screen(shop, browser):
     of_code(LONG, "* * * * *", timezone="UTC")
     pages = [
         *("overview/", "task/", "task/?queue=mail", f"task/{failed}/change/", f"task/{failed + 1}/change/"),
-        f"task/{failed}/attempts/1/",
+        *(f"task/{failed}/attempts/1/", f"task/{a_waiting_task()}/change/", "event/", "event/emit/"),
         *("task/enqueue/?function=example_project.shop.tasks.spend", "failuregroup/", RETRY),
         *("queue/", f"queue/{LONG.replace('_', '_5F')}/change/"),
         *("worker/", "schedule/", "schedule/add/", "lease/", "advisorylock/"),
@@ -77,6 +77,19 @@ def test_our_pages_pass_axe_and_fit_the_screen(shop, browser):
     browser.evaluate(f"document.querySelector('#content').insertAdjacentHTML('beforeend', '{PLANTED}')")
     assert "button-name: <button></button>" in violations(browser)
     assert browser.evaluate(TOO_WIDE) > 0
+
+
+def a_waiting_task():
+    """Return the id of a task that waits for an event after a step, all of them with long names."""
+    waiting = Task.objects.create(
+        queue="mail", backend="default", task_path=LONG, status="SCHEDULED", attempts=1, run_after=Now(),
+        started_at=Now(), last_attempted_at=Now(),
+    )  # fmt: skip
+    about = {"task": waiting, "attempt": 1, "started_at": Now()}
+    Step.objects.create(**about, name=LONG, number=1, kind="STEP", finished_at=Now(), result={"text": LONG * 9})
+    Step.objects.create(**about, name=f"{LONG}:7", number=2, kind="EVENT", event=f"{LONG}:7")
+    Event.objects.create(name=f"{LONG}:6", payload={"text": LONG * 9}, emitted_at=Now(), expires_at=Now())
+    return waiting.pk
 
 
 def a_failed_task():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from html.parser import HTMLParser
+
 import pytest
+from django.db.models.functions import Now
 from django.urls import reverse
 
 from django_pglock import emit
 from django_pglock.models import Step, Task
 from django_pglock.testing import run_tasks
-from tests.db.admin.visits import logged, make, page_of, person, said, url
+from tests.db.admin.visits import LIST, logged, make, page_of, person, said, url
 from tests.sample import step_tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -68,3 +71,44 @@ def test_the_page_of_a_task_shows_the_tasks_before_it_as_one(client):
     assert "Of 6 tasks for which it waits or waited, 4 have ended; 2 of them did not succeed." in page
     assert page.count(f">#{parts[1].pk}</a>") == 2
     assert "waits or waited" not in page_of(client, make("BLOCKED", meta={"after": [parts[0].pk]}))
+
+
+def test_long_results_are_cut_and_large_ones_are_not_read(client):
+    task = make("SCHEDULED", attempts=1, started_at=Now())
+    for number, result in enumerate(["x" * 500, {"rows": list(range(20_000))}, None, "ä"], 1):
+        Step.objects.create(
+            task=task, name=f"s{number}", number=number, kind="STEP", result=result, attempt=1, started_at=Now()
+        )
+    address = url("task", "change", task.pk)
+    said = [row["said"] for row in client.get(address).context["pglock_steps"]]
+    assert [(len(each), each[-1:]) for each in said] == [(201, "…"), (1, "…"), (0, ""), (3, '"')]
+    Task.objects.update(meta={"redact": ["s1"]})
+    said = [row["said"] for row in client.get(address).context["pglock_steps"]]
+    assert [(len(each), each[-1:]) for each in said] == [(12, '"'), (201, "…"), (0, ""), (3, '"')]
+
+
+class Forms(HTMLParser):
+    """Notes the forms that begin inside of another one: a browser drops their tags."""
+
+    def __init__(self):
+        super().__init__()
+        self.depth, self.nested = 0, []
+
+    def handle_starttag(self, tag, attributes):
+        self.depth += tag == "form"
+        if tag == "form" and self.depth > 1:
+            self.nested.append(dict(attributes))
+
+    def handle_endtag(self, tag):
+        self.depth -= tag == "form"
+
+
+def test_no_form_of_a_page_is_inside_of_another_one(client):
+    person(client, "view_task", "retry_task", "cancel_task", "change_task", "stack_task", "view_queue", "pause_queue")
+    result = step_tasks.order.enqueue(7)
+    run_tasks(until="due")
+    pages = [url("task", "change", result.id), LIST, url("queue"), url("task", "change", make("RUNNING").pk)]
+    for page in pages:
+        forms = Forms()
+        forms.feed(client.get(page).content.decode())
+        assert (forms.nested, forms.depth) == ([], 0), page
