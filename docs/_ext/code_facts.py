@@ -55,7 +55,8 @@ def columns(model: Any) -> Facts:
 
 def arguments(name: str) -> tuple[str, Facts]:
     """Return what a command does, and its arguments and subcommands, without those that every command has."""
-    parser = load_command_class("django_pglock", name).create_parser("manage.py", name)
+    app, _, command = f"django_pglock.{name}".rpartition(".")
+    parser = load_command_class(app, command).create_parser("manage.py", command)
     of_django = {each.dest for each in BaseCommand().create_parser("manage.py", "any")._actions}
     own = [each for each in parser._actions if each.dest not in of_django]
     return str(parser.description), (_argument(each) for action in own for each in _subcommands(action))
@@ -87,14 +88,14 @@ def metrics() -> Facts:
 def checks() -> Facts:
     """Yield the system checks: the id of each with the message and the hint in the code."""
     found = {}
-    for path in (PACKAGE / "checks.py", PACKAGE / "contrib" / "capture.py"):
-        source = path.read_text()
+    for source in (path.read_text() for path in PACKAGE.rglob("*.py")):
         # A docstring stands for a check whose message is the error itself.
-        found |= dict(re.findall(r'"""(E\d+): (.+?)(?:"""|$)', source))
+        found |= dict(re.findall(r'"""([EW]\d{3}): (.+?)(?:"""|$)', source))
         calls = [each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.Call)]
         for call in (each for each in calls if getattr(each.func, "id", "") == "problem"):
             number, *texts = map(_text, call.args)
-            found[number] = found.get(number, "…") if texts[0] == "…" else " ".join(texts)
+            if re.fullmatch(r"[EW]\d{3}", number):
+                found[number] = found.get(number, "…") if texts[0] == "…" else " ".join(texts)
     yield from ((f"django_pglock.{number}", text[0].upper() + text[1:]) for number, text in sorted(found.items()))
 
 
