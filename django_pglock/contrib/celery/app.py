@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,17 +29,9 @@ MODULES = {"celery": "", "celery.utils.log": ".app", **_SAME, **_TASK}
 to_import: list[Callable[[], Any]] = []
 
 
-class Control:
-    """``app.control``, with ``revoke()`` alone."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise options.missing("app.control", name)
-
-    def revoke(self, task_id: Any, *args: Any, **ignored: Any) -> None:
-        """Cancel a task by its id, or several: waiting ones do not run, and running ones are asked to stop."""
-        results.rows(*(task_id if isinstance(task_id, (list, tuple, set)) else [task_id])).cancel()
-
-    terminate = revoke
+def revoke(task_id: Any, *args: Any, **ignored: Any) -> None:
+    """Cancel a task by its id, or several: waiting ones do not run, and running ones are asked to stop."""
+    results.rows(*(task_id if isinstance(task_id, (list, tuple, set)) else [task_id])).cancel()
 
 
 class Celery:
@@ -48,7 +39,8 @@ class Celery:
 
     Task: Any = Task
     AsyncResult, GroupResult = results.AsyncResult, results.GroupResult
-    conf, control, current_task, tasks = conf, Control(), current_task, canvas.tasks
+    conf, current_task, tasks = conf, current_task, canvas.tasks
+    control = SimpleNamespace(revoke=revoke, terminate=revoke)
     signature = staticmethod(canvas.signature)
     #: The modules of tasks are imported when Django is ready.
     loader = SimpleNamespace(import_default_modules=lambda: None)
@@ -74,27 +66,15 @@ class Celery:
         return register(task() if isinstance(task, type) else task, self)
 
     def config_from_object(self, source: Any, namespace: str | None = None, **ignored: Any) -> None:
-        """Read settings with this prefix from Django's, or all attributes of another object or module."""
+        """Read settings with this prefix from Django's, or those of a module or an object."""
         if source == "django.conf:settings":
             conf.namespace = namespace or conf.namespace
-            return
-        found = import_module(source) if isinstance(source, str) else source
-        prefix = f"{namespace}_" if namespace else ""
-        named = {name.removeprefix(prefix): value for name, value in vars(found).items() if name.startswith(prefix)}
-        conf.update({name: value for name, value in named.items() if name[0] != "_"})
+        else:
+            conf.update(vars(import_module(source) if isinstance(source, str) else source))
 
-    def autodiscover_tasks(self, packages: Any = None, related_name: str | None = "tasks", force: bool = False) -> None:
-        """Import the modules of this name in all apps, or in these packages, when Django is ready."""
-
-        def discover() -> None:
-            if packages is None:
-                autodiscover_modules(related_name or "tasks")
-            for package in (packages() if callable(packages) else packages) or ():
-                path = f"{package}.{related_name}" if related_name else package
-                if find_spec(path):
-                    import_module(path)
-
-        _import_later(discover)
+    def autodiscover_tasks(self, packages: Any = None, related_name: str = "tasks", force: bool = False) -> None:
+        """Import the modules of this name in all apps, when Django is ready."""
+        _import_later(partial(autodiscover_modules, related_name))
 
     def send_task(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Enqueue a call of a task by its name. Raises ``NotRegistered``."""

@@ -46,7 +46,7 @@ REFUSED = {
         "exchange routing_key task_routes": "queue= at the decorator or the call",
         "headers": "an argument of the function",
         "pydantic": "Model.model_validate(…) in the function, and model_dump(mode='json') at the call",
-        "result_serializer serializer task_serializer": "nothing: arguments and results are JSON, as Celery's json",
+        "result_serializer serializer task_serializer": "nothing: arguments and results are JSON",
         "send_event": "a log record",
         "shutdown start worker_main": "manage.py runlockworker, and SIGTERM",
         "task_annotations task_default_rate_limit": "the options at the decorators",

@@ -165,10 +165,10 @@ def _ended(result: Any, status: str) -> tuple[Any, str | None]:
     """Return the value or the exception of a task that has ended, and the traceback."""
     if status == "SUCCESSFUL":
         return decode(result.return_value), None
-    if not result.errors:
-        return TaskRevokedError("The task was cancelled."), None
-    error = _error_of(result.errors[-1])
-    return TaskRevokedError(str(error)) if status == "CANCELLED" else error, result.errors[-1].traceback
+    error: Any = _error_of(result.errors[-1]) if result.errors else "The task was cancelled."
+    return TaskRevokedError(str(error)) if status == "CANCELLED" else error, result.errors and result.errors[
+        -1
+    ].traceback
 
 
 def _error_of(failure: Any) -> BaseException:

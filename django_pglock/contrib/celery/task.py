@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import partial
+from functools import cached_property, partial
 from inspect import Parameter, Signature, iscoroutinefunction, signature
 from random import randrange
 from types import SimpleNamespace
@@ -40,14 +40,14 @@ from django_pglock.tasks.retry import FlowWord
 logger = get_logger("django_pglock.tasks")
 
 
-_DEFAULTS = {"args": (), "kwargs": {}, "retries": 0, "is_eager": False, "called_directly": True}
-
-
 class Request(SimpleNamespace):
     """The attributes of Celery's ``Context``. None: there is nothing to say here."""
 
-    def __init__(self, **values: Any) -> None:
-        super().__init__(**{**_DEFAULTS, **values})
+    args: Any = ()
+    kwargs: Any = {}
+    retries = 0
+    is_eager = False
+    called_directly = True
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -112,12 +112,9 @@ class Task:
     #: Retries without the first attempt; None: without an end. Delays are in seconds.
     max_retries: int | None = 3
     default_retry_delay: float = 180
-    autoretry_for: Any = ()
-    dont_autoretry_for: Any = ()
+    autoretry_for = dont_autoretry_for = ()
     retry_kwargs: Any = {}
-    retry_backoff: Any = False
-    retry_backoff_max: float = 600
-    retry_jitter = True
+    retry_backoff, retry_backoff_max, retry_jitter = False, 600, True
     #: None: as the settings say, or none. A rate is for all workers together, and not for each.
     queue = priority = expires = rate_limit = time_limit = soft_time_limit = ignore_result = None
     MaxRetriesExceededError = MaxRetriesExceededError
@@ -236,9 +233,7 @@ class Task:
             raise TaskArgumentsError(f"{self.name} cannot be called like this: {error}.") from error
         return encode([args, kwargs], f"An argument of {self.name}")
 
-    def apply(
-        self, args: Any = (), kwargs: Any = None, *, throw: bool | None = None, retries: int = 0, **options: Any
-    ) -> Any:
+    def apply(self, args: Any = (), kwargs: Any = None, throw: Any = None, retries: int = 0, **options: Any) -> Any:
         """Run a call here, with its retries and without their delays. Returns an ``EagerResult``.
 
         ``throw``: raise the exception of the function; None: as ``CELERY_TASK_EAGER_PROPAGATES`` says.
@@ -254,7 +249,7 @@ class Task:
             if request.throws:
                 raise
             if isinstance(error, Retry):
-                return self.apply(args, kwargs, throw=throw, retries=retries + 1, **options)
+                return self.apply(args, kwargs, throw, retries + 1, **options)
             info = ExceptionInfo(error)
             for errback in canvas.listed(options.get("link_error")):
                 call_errback(canvas.signature(errback), request, error, info.traceback)
@@ -290,16 +285,11 @@ class Task:
         """The call that runs in this thread or coroutine."""
         return request_of(self)
 
-    @property
+    @cached_property
     def definition(self) -> PostgresTask:
-        """The task of this package."""
-        return self.__dict__.get("_definition") or self.define()
-
-    def define(self) -> PostgresTask:
-        """Make the task of this package, as soon as there are settings."""
+        """The task of this package. It is made as soon as there are settings."""
         options = words.of_task(self)
-        self._definition = PostgresTask(func=self._function(), takes_context=True, retry_on=(), **options)
-        return self._definition
+        return PostgresTask(func=self._function(), takes_context=True, retry_on=(), **options)
 
     def _function(self) -> Callable[..., Any]:
         """Return the function that a worker calls. It has the path of the project's own."""
@@ -307,13 +297,12 @@ class Task:
         def run(context: Any, /, *args: Any, **kwargs: Any) -> Any:
             return self._run_claimed(context, args, kwargs)
 
-        own = signature(self.run).parameters
+        own, source = signature(self.run).parameters, self._source
         if "context" not in own:
             # The admin and rows of Schedule check arguments by it.
-            first = Parameter("context", Parameter.POSITIONAL_ONLY)
-            run.__signature__ = Signature([first, *own.values()])  # type: ignore[attr-defined]
-        run.__module__, run.__qualname__ = self._source.__module__, self._source.__qualname__
-        run.__name__, run.__doc__ = self.__name__, self._source.__doc__
+            run.__signature__ = Signature([Parameter("context", Parameter.POSITIONAL_ONLY), *own.values()])  # type: ignore[attr-defined]
+        for name in ("__module__", "__qualname__", "__name__", "__doc__"):
+            setattr(run, name, getattr(source, name))
         return run
 
     def _run_claimed(self, context: Any, args: Any, kwargs: Any) -> Any:
@@ -328,14 +317,11 @@ class Task:
     def _request_of(self, context: Any, args: list[Any], kwargs: dict[str, Any], retries: int) -> Request:
         claim = running_claim.get()
         request = Request(task=self.name, args=args, kwargs=kwargs, called_directly=False, context=context)
-        request.hostname = socket.gethostname()
-        if claim is None:
-            return request
-        request.id = request.root_id = request.correlation_id = result.celery_id(claim.id)
-        request.eta = claim.date("run_after")
-        request.retries = claim.retries + retries
-        redelivered = claim.rescues > 0
-        request.delivery_info = {"routing_key": claim.queue, "priority": claim.priority, "redelivered": redelivered}
+        if claim is not None:
+            request.id = request.root_id = request.correlation_id = result.celery_id(claim.id)
+            request.retries, request.eta = claim.retries + retries, claim.date("run_after")
+            request.hostname, redelivered = socket.gethostname(), claim.rescues > 0
+            request.delivery_info = {"routing_key": claim.queue, "priority": claim.priority, "redelivered": redelivered}
         return request
 
     def trace(self, request: Request) -> Any:
@@ -345,22 +331,23 @@ class Task:
             try:
                 self.before_start(*of)
                 value = self._run(request)
-            except Retry as error:
-                if not request.throws:
-                    _hook(request, self.on_retry, error.exc, *of, ExceptionInfo(error))
-                raise
             except (Exception, TaskStopped) as error:
-                if isinstance(error, TaskStopped):
-                    # The hooks may send statements, although the time is over.
-                    current_attempt.set(None)
-                is_word = isinstance(error, FlowWord) or isinstance(getattr(error, "reason", None), TaskCancelled)
-                if not is_word and not request.throws:
-                    _hook(request, self.on_failure, error, *of, ExceptionInfo(error))
-                    _hook(request, self.after_return, FAILURE, error, *of, None)
+                if not request.throws:
+                    self._tell(request, error, *of)
                 raise
             _hook(request, self.on_success, value, *of)
             _hook(request, self.after_return, SUCCESS, value, *of, None)
         return value
+
+    def _tell(self, request: Request, error: Any, *of: Any) -> None:
+        """Call the hooks after an exception. They may send statements, also when the time is over."""
+        if isinstance(error, Retry):
+            _hook(request, self.on_retry, error.exc, *of, ExceptionInfo(error))
+        elif not isinstance(error, FlowWord) and not isinstance(getattr(error, "reason", None), TaskCancelled):
+            token = current_attempt.set(None)
+            _hook(request, self.on_failure, error, *of, ExceptionInfo(error))
+            _hook(request, self.after_return, FAILURE, error, *of, None)
+            current_attempt.reset(token)
 
     def _run(self, request: Request) -> Any:
         """Call the function, and retry it by ``autoretry_for``."""
@@ -380,12 +367,12 @@ class Task:
             backoff = {"countdown": self.countdown_of(request.retries)} if self.retry_backoff else {}
             raise self.retry(exc=cause, **{**self.retry_kwargs, **backoff}) from error
         if request.postponed is not None:
-            _allow_retry()
             raise request.postponed
         return value
 
     def _retries(self, *errors: BaseException) -> bool:
-        wanted, unwanted = tuple(self.autoretry_for), tuple(self.dont_autoretry_for)
+        wanted: tuple[Any, ...] = tuple(self.autoretry_for)
+        unwanted: tuple[Any, ...] = tuple(self.dont_autoretry_for)
         return any(isinstance(each, wanted) and not isinstance(each, unwanted) for each in errors)
 
     def countdown_of(self, retries: int) -> int:
@@ -393,18 +380,7 @@ class Task:
         bound = int(min(self.retry_backoff_max, int(max(1.0, float(self.retry_backoff))) * 2**retries))
         return randrange(bound + 1) if self.retry_jitter else bound  # noqa: S311
 
-    def retry(
-        self,
-        args: Any = None,
-        kwargs: Any = None,
-        exc: Any = None,
-        throw: bool = True,
-        *,
-        eta: Any = None,
-        countdown: float | None = None,
-        max_retries: int | None = None,
-        **options: Any,
-    ) -> Any:
+    def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, throw: bool = True, **options: Any) -> Any:
         """Try the task again: ``raise self.retry(exc=error, countdown=30)``.
 
         ``eta``: a date; ``countdown``: seconds, ``default_retry_delay`` without either; ``max_retries``: instead of the
@@ -412,9 +388,10 @@ class Task:
         or options it is another task. Raises ``exc``, or ``MaxRetriesExceededError``, after the last retry.
         """
         request = self.request
+        eta, countdown, most = (options.pop(name, None) for name in ("eta", "countdown", "max_retries"))
+        limit = self.max_retries if most is None else most
         if request.called_directly:
             raise exc or Retry("Task can be retried")
-        limit = self.max_retries if max_retries is None else max_retries
         if limit is not None and request.retries >= limit:
             raise exc or MaxRetriesExceededError(f"{self.name} has been retried {request.retries} times, its limit.")
         delay = self.default_retry_delay if countdown is None and eta is None else countdown
@@ -425,12 +402,12 @@ class Task:
             # Another call, which is another row. This one ends.
             self.apply_async(*wanted, **options, countdown=delay, eta=eta, retries=request.retries + 1)
             error = Ignore("It is tried again with other arguments.") if throw else error
-        elif throw:
-            _allow_retry()
-        else:
-            request.postponed = error
+        elif (claim := running_claim.get()) is not None:
+            # The limit is kept here, because each call may have another one.
+            claim.max_retries = max(claim.max_retries, claim.retries + 1)
         if throw:
             raise error from exc
+        request.postponed = error if wanted == own and not options else None
         return error
 
     def update_state(self, task_id: str | None = None, state: str | None = None, meta: Any = None) -> None:
@@ -439,18 +416,10 @@ class Task:
         Raises ``TaskOptionError`` for another ``meta``.
         """
         if not isinstance(meta, dict) or "current" not in meta:
-            raise TaskOptionError(
-                f"{self.name}.update_state(): meta is {meta!r}. A task reports progress, as "
-                '{"current": 3, "total": 10}. Write other values to a row of your own.'
-            )
+            text = 'A task reports progress, as {"current": 3, "total": 10}. Write other values to a row of your own.'
+            raise TaskOptionError(f"{self.name}.update_state(): meta is {meta!r}. {text}")
         if self.request.context is not None:
             self.request.context.progress(meta["current"], meta.get("total"))
-
-
-def _allow_retry() -> None:
-    """Let the row be retried once more: ``retry()`` keeps the limit, which may be another one in each call."""
-    if (claim := running_claim.get()) is not None:
-        claim.max_retries = max(claim.max_retries, claim.retries + 1)
 
 
 def _hook(request: Request, function: Callable[..., None], *values: Any) -> None:
@@ -500,26 +469,24 @@ def _takes_more_than_the_id(errback: Any) -> bool:
 pending: list[Task] = []
 
 
-def make(function: Callable[..., Any], options: dict[str, Any], app: Any = None) -> Task:
+def make(function: Callable[..., Any], options: dict[str, Any], app: Any) -> Task:
     """Return the task of a decorated function. Raises ``TaskOptionError`` for what the bridge cannot carry."""
     where = f"@shared_task on {function.__qualname__}"
     words.check(where, options, words.OF_TASK)
-    base = options.pop("base", None) or Task
+    base, is_bound = options.pop("base", None) or Task, options.pop("bind", False)
     if not isinstance(base, type) or not issubclass(base, Task):
         raise TaskOptionError(f"{where}: base is {base!r}; give a class with django_pglock.contrib.celery.Task.")
     if iscoroutinefunction(function):
         raise TaskOptionError(f"{where}: it is a coroutine function, which Celery does not run either. Write @task.")
-    is_bound = options.pop("bind", False)
-    run = function if is_bound else staticmethod(function)
     own = {name: options[name] for name in options if name not in words.REFUSED}
-    names = {"run": run, "is_bound": is_bound, "__wrapped__": function, "__doc__": function.__doc__}
-    return register(type(function.__name__, (base,), {**own, **names, "__module__": function.__module__})(), app)
+    own |= {"run": function if is_bound else staticmethod(function), "is_bound": is_bound, "__wrapped__": function}
+    own |= {"__doc__": function.__doc__, "__module__": function.__module__}
+    return register(type(function.__name__, (base,), own)(), app)
 
 
-def register(task: Task, app: Any = None) -> Task:
+def register(task: Task, app: Any) -> Task:
     """Let workers find a task, and the tasks that came before the settings."""
-    canvas.tasks[task.name] = task
-    task.app = app or task.app
+    canvas.tasks[task.name], task.app = task, app
     pending.append(task)
     if settings.configured:
         define_pending()
@@ -529,4 +496,5 @@ def register(task: Task, app: Any = None) -> Task:
 def define_pending() -> None:
     """Make the tasks of this package for those that were decorated."""
     while pending:
-        pending.pop(0).define()
+        # It is made when it is read.
+        _ = pending.pop(0).definition

@@ -34,10 +34,8 @@ def encode(value: Any, what: str) -> Any:
     try:
         return json.loads(json.dumps(value, default=_written))
     except (TypeError, ValueError, RecursionError) as error:
-        raise TaskArgumentsError(
-            f"{what} cannot be written as JSON: {error}. Pass the primary key of a model instance, a list for a set, "
-            "and a text or a dict for any other object."
-        ) from error
+        text = "Pass the primary key of a model instance, a list for a set, and a text or a dict for any other object."
+        raise TaskArgumentsError(f"{what} cannot be written as JSON: {error}. {text}") from error
 
 
 def decode(value: Any) -> Any:
@@ -46,10 +44,8 @@ def decode(value: Any) -> Any:
 
 
 def _written(value: Any) -> Any:
-    if hasattr(value, "__json__"):
-        return value.__json__()
-    if isinstance(value, Promise):
-        return str(value)
+    if hasattr(value, "__json__") or isinstance(value, Promise):
+        return str(value) if isinstance(value, Promise) else value.__json__()
     for kind, marker, write, _ in _TYPES:
         if isinstance(value, kind):
             return {"__type__": marker, "__value__": write(value)}
