@@ -17,7 +17,7 @@ from django.urls import URLPattern, reverse
 from django.utils import timezone
 from django.utils.functional import cached_property
 from django.utils.http import urlencode
-from django.utils.text import capfirst
+from django.utils.text import capfirst, format_lazy
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -289,7 +289,8 @@ class Overview(models.Model):
 
     class Meta(PageOnly):
         verbose_name = gettext_lazy("overview")
-        verbose_name_plural = gettext_lazy("overview")
+        # The index orders models by this name: a space makes the overview the first.
+        verbose_name_plural = format_lazy(" {}", capfirst(gettext_lazy("overview")))
 
     def __str__(self) -> str:
         return str(self._meta.verbose_name)

@@ -43,6 +43,10 @@ from django_pglock.store.statements import MOST_COUNTED, WINDOW
 MOST_NAMED = 100
 
 
+#: A moment with its seconds and its time zone, for Python and for templates.
+SECONDS = "%Y-%m-%d %H:%M:%S %Z"
+
+
 def elapsed(since: Any, now: datetime | None = None) -> str:
     """Return the time since a moment: in seconds below two minutes, from then on as Django's ``timesince``.
 

@@ -316,6 +316,12 @@ class IndexedList(CappedChangeList):
         failures = last_failures(self.root_queryset.db, self.result_list)
         for task in self.result_list:
             task.last_failure = failures.get(task.pk)
+        self.list_display = [each for each in self.list_display if self._tells_something(each)]
+
+    def _tells_something(self, column: Any) -> bool:
+        if column not in self.model_admin.left_out_if_equal or len(self.result_list) < 2:
+            return True
+        return len({getattr(row, column) for row in self.result_list}) > 1
 
     def _search(self, reading: Reading) -> None:
         self.searched, self.search_end = MOST_SEARCHED, reading.search_end(self.root_queryset.db)

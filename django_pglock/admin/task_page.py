@@ -18,7 +18,7 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.admin.pages import capped, elapsed, record
+from django_pglock.admin.pages import SECONDS, capped, elapsed, record
 from django_pglock.error_reading import message_in, place_in
 from django_pglock.models import Attempt, Step, Task, Waiter, Worker
 from django_pglock.store.operate import run_again_from
@@ -205,7 +205,7 @@ def as_moment(name: str, model: Any = Task) -> Any:
         at, now = getattr(row, name), timezone.now()
         text = timezone.localtime(at) if timezone.is_aware(at) else at
         span = gettext("%(span)s ago") if at <= now else gettext("in %(span)s")
-        return f"{text:%Y-%m-%d %H:%M:%S} ({span % {'span': elapsed(*sorted((at, now)))}})"
+        return f"{text:{SECONDS}} ({span % {'span': elapsed(*sorted((at, now)))}})"
 
     return _field(name, show, model=model)
 

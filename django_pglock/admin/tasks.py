@@ -10,6 +10,7 @@ from django.contrib.admin.views.main import ERROR_FLAG
 from django.contrib.messages import WARNING
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
+from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.translation import gettext
@@ -17,7 +18,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin import task_page as page
 from django_pglock.admin.enqueue import enqueue_page
-from django_pglock.admin.pages import ReadOnlyAdmin, admin_action, elapsed, mark, needs
+from django_pglock.admin.pages import SECONDS, ReadOnlyAdmin, admin_action, elapsed, mark, needs
 from django_pglock.admin.task_list import FILTERS, IndexedList, StatusFilter, export_view, find
 from django_pglock.models import Task
 from django_pglock.store.operate import VERBS, Verb
@@ -48,11 +49,19 @@ def status_mark(task: Task) -> str:
     return format_html("{}{}", mark(task.status.lower(), task.get_status_display()), note)
 
 
-@admin.display(description=_("last failure"))
+@admin.display(description=_("status"))
+def status_and_failure(task: Any) -> str:
+    """Return the status, the number of attempts if it is not one, and below them the last failure."""
+    times = (
+        format_html(' <span class="pglock-id">&times;{}</span>', task.attempts_made) if task.attempts_made > 1 else ""
+    )
+    return format_html("{}{}<div>{}</div>", status_mark(task), times, last_failure(task))
+
+
 def last_failure(task: Any) -> str:
     """Return the exception of the last failed attempt, as a link to all failures with it, and its message."""
     if task.last_failure is None:
-        return "-"
+        return ""
     path, message, cause = task.last_failure
     if cause is not None:
         return format_html(gettext("Because of {link}"), link=format_html('<a href="{}/change/">#{}</a>', cause, cause))
@@ -77,15 +86,22 @@ def concurrency(task: Task) -> int | None:
     return task.concurrency and abs(task.concurrency)
 
 
-@admin.display(description=_("wait or run time"))
+@admin.display(description=_("duration"))
 def wait_or_run_time(task: Task) -> str:
-    """Return how long the task has waited so far, has run so far or, once it is finished, ran."""
+    """Return how long the task has waited or run so far or, once it is finished, how long its last attempt ran."""
     if task.finished_at:
-        if not task.started_at:
+        if not task.last_attempted_at:
             return "-"
-        took = (task.finished_at - task.started_at).total_seconds()
+        took = (task.finished_at - task.last_attempted_at).total_seconds()
         return gettext("%(seconds).3f s") % {"seconds": took}
     return elapsed((task.status == "RUNNING" and task.last_attempted_at) or task.enqueued_at)
+
+
+@admin.display(description=_("enqueued"))
+def enqueued(task: Task) -> str:
+    """Return how long ago the task was enqueued, and when as a title."""
+    at = timezone.localtime(task.enqueued_at)
+    return format_html('<span title="{}">{}</span>', f"{at:{SECONDS}}", elapsed(task.enqueued_at))
 
 
 @admin.register(Task)
@@ -93,10 +109,9 @@ class TaskAdmin(ReadOnlyAdmin):
     """The list of tasks and the page of one task, with the verbs of tasks as actions and buttons."""
 
     # Django accepts functions here; django-stubs does not.
-    list_display: Any = [
-        *(name_and_id, status_mark, "queue", last_failure, "priority", attempts_made),
-        *(wait_or_run_time, "enqueued_at"),
-    ]
+    list_display: Any = [name_and_id, status_and_failure, "queue", "priority", wait_or_run_time, enqueued]
+    #: Columns that a page without differences leaves out, so that the rest fits the screen.
+    left_out_if_equal = ("queue", "priority")
     list_filter = [("status", StatusFilter), *FILTERS]
     #: The link "Older tasks", and the links from groups of failures.
     linked_lookups = ("id__lt", "fingerprint__exact")

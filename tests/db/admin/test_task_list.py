@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from datetime import timedelta
 from inspect import signature
 
 import pytest
@@ -10,6 +11,7 @@ from django.contrib import admin
 from django.db import IntegrityError, connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from django_pglock.admin import pages, task_list
 from django_pglock.admin.task_list import Reading
@@ -39,6 +41,22 @@ def test_filters_and_the_search_of_the_task_list_answer_any_text(client):
     make()
     for query in QUERIES:
         assert client.get(LIST + query, follow=True).status_code == 200, query
+
+
+def test_columns_that_are_equal_in_all_rows_are_left_out(client):
+    make(), make()
+    assert {"queue", "priority"}.isdisjoint(client.get(LIST).context["cl"].list_display)
+    make(priority=10, queue="mail")
+    assert {"queue", "priority"} <= set(client.get(LIST).context["cl"].list_display)
+
+
+def test_the_duration_of_a_finished_task_is_that_of_its_last_attempt(client):
+    now = timezone.now()
+    first, last = now - timedelta(hours=2), now - timedelta(seconds=2)
+    make(status="SUCCESSFUL", started_at=first, last_attempted_at=last, finished_at=now, attempts=2)
+    page = client.get(LIST).content.decode()
+    assert "2.000 s" in page
+    assert "&times;2" in page
 
 
 def test_a_status_in_an_address_that_was_written_by_hand_is_the_filter(client):
