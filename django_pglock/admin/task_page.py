@@ -112,13 +112,10 @@ def parts_of(task: Task) -> list[int]:
     return [int(each) for each in named if str(each).isdigit()]
 
 
-def children_of(task: Task) -> list[int]:
-    """Return the ids of the children of the last gather of the task."""
-    if not task.attempts:
-        return []
-    gathers = Step.objects.filter(task=task.pk, kind=Kind.CHILDREN).order_by("-number")
-    results: Any = gathers.values_list("result", flat=True)[:1]
-    return next((list(each["children"]) for each in results), [])
+def children_of(steps: Sequence[dict[str, Any]]) -> list[int]:
+    """Return the ids of the children of the last gather among these rows of ``latest_steps``. At most one statement."""
+    gathers = (row["step"] for row in reversed(steps) if row["step"].kind == Kind.CHILDREN)
+    return next((list(gather.result["children"]) for gather in gathers), [])
 
 
 def batch_of(parts: Sequence[int]) -> dict[str, Any] | None:

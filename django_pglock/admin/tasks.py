@@ -195,7 +195,8 @@ class TaskAdmin(ReadOnlyAdmin):
     def context_of(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Return the links that the user may follow, and the reason why the task waits."""
         has_stack = row.status == TaskStatus.RUNNING and self.has_stack_permission(request)
-        parts, children = page.parts_of(row), page.children_of(row)
+        parts, steps = page.parts_of(row), page.latest_steps(row)
+        children = page.children_of(steps)
         return {
             "pglock_again": self.address("again", row.pk) if self.has_again_permission(request) else "",
             "pglock_stack": self.address("stack", row.pk) if has_stack else "",
@@ -204,7 +205,7 @@ class TaskAdmin(ReadOnlyAdmin):
             "pglock_state": page.sentence(row),
             "pglock_failure": page.last_failure(row) if row.attempts or row.finished_at else None,
             "attempts": page.latest_attempts(row),
-            "pglock_steps": page.latest_steps(row),
+            "pglock_steps": steps,
             "pglock_again_from": self.address("again_from", row.pk) if self._may_run_again(request, row) else "",
             "pglock_before": parts[: page.FEW],
             "pglock_children": children[: page.FEW],

@@ -133,6 +133,8 @@ def test_a_list_serves_its_own_lookups_and_refuses_all_others_without_a_query(cl
     lookups = {"__".join(filter(None, (name, lookup))) for name in names_of(model) for lookup in LOOKUPS}
     assert served.keys() - OF_FILTERS <= lookups, "so those that are served are among the asked"
     assert len(lookups) > 100
+    # Leads to the filter of this name.
+    lookups.discard("status")
     user.get_all_permissions()
     with CaptureQueriesContext(connection) as queries:
         for lookup in sorted(lookups - served.keys()):
