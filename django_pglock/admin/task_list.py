@@ -319,7 +319,9 @@ class IndexedList(CappedChangeList):
         self.list_display = [each for each in self.list_display if self._tells_something(each)]
 
     def _tells_something(self, column: Any) -> bool:
-        if column not in self.model_admin.left_out_if_equal or len(self.result_list) < 2:
+        # Type checkers know only the admin of Django.
+        model_admin: Any = self.model_admin
+        if column not in model_admin.left_out_if_equal or len(self.result_list) < 2:
             return True
         return len({getattr(row, column) for row in self.result_list}) > 1
 
