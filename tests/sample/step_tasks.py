@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
+from asgiref.sync import sync_to_async
 from django.db import connection, transaction
 
 from django_pglock import Cancel, Snooze, Unique, task
@@ -353,6 +354,19 @@ def journey(context, number):
             context.wait_for(f"go on:{number}", timeout=None)
         name, step = ("atomic", context.atomic_step) if part_ % 2 else ("plain", context.step)
         found.append(step(f"part {part_}", count, name, number * 10 + part_))
+    return found
+
+
+@task(takes_context=True)
+async def ajourney(context, number):
+    """Do the same in a coroutine, which has no atomic parts."""
+    found = []
+    for part_ in range(10):
+        if part_ == 4:
+            context.sleep("rest", 0.2)
+        if part_ == 7:
+            context.wait_for(f"go on:{number}", timeout=None)
+        found.append(await context.astep(f"part {part_}", sync_to_async(count), "plain", number * 10 + part_))
     return found
 
 
