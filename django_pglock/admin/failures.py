@@ -19,9 +19,10 @@ from django_pglock.admin.charts import Chart, Line, whole
 from django_pglock.admin.pages import AtLeast, PageOnly, ReadOnlyAdmin, needs, record, value_of
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Task
+from django_pglock.store.bulk import enqueue_redrive, redrives
 from django_pglock.store.failures import FailureCounts, failures, in_group, newest_failure
 from django_pglock.store.id_range import id_in
-from django_pglock.store.operate import DISCARD, RETRY, Verb, enqueue_redrive, redrives
+from django_pglock.store.operate import DISCARD, RETRY, Verb
 
 #: The largest number of tasks that the page counts in a group.
 MOST_IN_GROUP = 1000

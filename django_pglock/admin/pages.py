@@ -35,8 +35,9 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods
 
 from django_pglock.errors import ConfigurationError
+from django_pglock.store.bulk import enqueue_change
 from django_pglock.store.dependants import Related
-from django_pglock.store.operate import Verb, enqueue_change
+from django_pglock.store.operate import Verb
 from django_pglock.store.statements import MOST_COUNTED, WINDOW
 
 #: A log entry lists the ids of at most this number of tasks.

@@ -250,7 +250,7 @@ def latest_steps(task: Task) -> list[dict[str, Any]]:
     if not has_hidden:
         # Each result may have a megabyte. Of a large one, not even its beginning is read.
         rows = rows.defer("result").annotate(line=Func("result", template=FIRST_LINE, output_field=TextField()))
-    last = list(rows[:SHOWN_ATTEMPTS])
+    last: list[Any] = list(rows[:SHOWN_ATTEMPTS])
     return [
         {
             "step": each,

@@ -17,6 +17,7 @@ from django.db import models
 from django.utils.asyncio import async_unsafe
 
 from django_pglock.store import attempts, count, liveness, numbers, operate, schedules, steps
+from django_pglock.store import bulk as bulk  # so that each worker knows its task
 from django_pglock.store import failures as failed_tasks
 from django_pglock.store import prune as pruning
 from django_pglock.store import ready as ready_tasks

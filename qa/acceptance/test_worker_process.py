@@ -14,7 +14,7 @@ import pytest
 
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.store import rescue
-from django_pglock.store.operate import change_tasks, enqueue_redrive
+from django_pglock.store.bulk import change_tasks, enqueue_redrive
 from qa.processes import children_of, sessions
 from tests.conftest import NEVER, ROOT, environment_at
 from tests.db.store.test_failures import fail

@@ -13,9 +13,9 @@ from django.db import connections, transaction
 from django_pglock.error_reading import fingerprint_of
 from django_pglock.errors import ClaimLost
 from django_pglock.store.admit import admit, blocked_keys
+from django_pglock.store.bulk import Work, change_batch
 from django_pglock.store.claim import claim_fair, claim_group
 from django_pglock.store.liveness import delete_dead, deregister
-from django_pglock.store.operate import Work, change_batch
 from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,

@@ -83,7 +83,7 @@ from django.db import router
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from django_pglock.store.operate import enqueue_change
+from django_pglock.store.bulk import enqueue_change
 from django_pglock.models import Lease, Schedule, Task
 from django_pglock.tasks.backends import database_of_tasks
 from django_pglock.store.operate import DISCARD

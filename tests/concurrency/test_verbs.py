@@ -18,10 +18,10 @@ from django.utils import timezone
 
 from django_pglock.models import Number, Task
 from django_pglock.store import numbers
+from django_pglock.store.bulk import Work, change_batch, enqueue_redrive
 from django_pglock.store.claim import claim_statement, claims_of
 from django_pglock.store.insert_tasks import Call, insert_calls
 from django_pglock.store.numbers import KEPT, Counts, add_numbers, depths, prune_numbers, series
-from django_pglock.store.operate import Work, change_batch, enqueue_redrive
 from django_pglock.store.prune import ages_of, delete_free, outdated
 from django_pglock.store.release import release
 from django_pglock.store.rescue import rescue

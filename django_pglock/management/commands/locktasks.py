@@ -23,21 +23,12 @@ from django_pglock.management.arguments import WrongArguments, json_value, numbe
 from django_pglock.management.terminal import TerminalCommand, confirm, ignore_broken_pipe, printable
 from django_pglock.models import Queue, Task, Worker
 from django_pglock.postgres.connections import connection_for
+from django_pglock.store.bulk import HIGHEST_RATE, LOWEST_RATE, enqueue_redrive
 from django_pglock.store.dependants import Related
 from django_pglock.store.failures import MOST_FOUND, FailureCounts, failures
 from django_pglock.store.id_range import newest
 from django_pglock.store.numbers import totals
-from django_pglock.store.operate import (
-    DELETE,
-    HIGHEST_RATE,
-    LOWEST_RATE,
-    RETRY,
-    VERBS,
-    Offer,
-    Verb,
-    check_target,
-    enqueue_redrive,
-)
+from django_pglock.store.operate import DELETE, RETRY, VERBS, Offer, Verb, check_target
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 from django_pglock.store.statements import MOST_COUNTED
 from django_pglock.store.steps import emit

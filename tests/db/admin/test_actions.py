@@ -10,7 +10,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.admin import pages
 from django_pglock.models import Task, Waiter
-from django_pglock.store.operate import DELETE, MOVE, change_tasks, enqueue_change
+from django_pglock.store.bulk import change_tasks, enqueue_change
+from django_pglock.store.operate import DELETE, MOVE
 from django_pglock.store.release import DEPENDENCY_FAILED
 from tests.db.admin.visits import LIST, act, add_attempt, logged, make, page_of, person, said, start_worker, url
 
@@ -111,7 +112,7 @@ def test_an_action_on_many_tasks_enqueues_a_task_that_changes_them(client, monke
     [text] = said(response)
     assert "for 3 tasks" in text
     assert url("task", "change", change.pk) in text
-    assert (change.task_path, change.priority) == ("django_pglock.store.operate.change_tasks", 100)
+    assert (change.task_path, change.priority) == ("django_pglock.store.bulk.change_tasks", 100)
     assert change.args == ["cancel", [row.pk for row in reversed(rows)]], "the newest first"
     assert LogEntry.objects.get().change_message == f"cancel: asked for 3 tasks, to be changed by #{change.pk}"
     assert Task.objects.filter(status="READY").count() == 4, "nothing has changed yet"

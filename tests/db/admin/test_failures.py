@@ -8,7 +8,7 @@ import pytest
 from django.urls import reverse
 
 from django_pglock.models import Task
-from django_pglock.store.operate import enqueue_redrive
+from django_pglock.store.bulk import enqueue_redrive
 from django_pglock.store.release import DEPENDENCY_FAILED
 from tests.db.admin.visits import add_attempt, logged, make, person, said, url
 from tests.db.store.test_failures import fail

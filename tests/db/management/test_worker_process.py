@@ -12,7 +12,7 @@ from django_pglock import __version__, task
 from django_pglock.management import worker_process
 from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.worker_process import banner, own_command_line
-from django_pglock.store.operate import change_tasks
+from django_pglock.store.bulk import change_tasks
 from django_pglock.tasks import registry
 from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.worker import Worker

@@ -10,12 +10,10 @@ from django.utils import timezone
 
 from django_pglock.errors import ClaimLost, ConfigurationError, TaskCancelled, TaskStopped
 from django_pglock.models import Task
-from django_pglock.store import operate
-from django_pglock.store.operate import (
-    CANCEL,
+from django_pglock.store import bulk
+from django_pglock.store.bulk import (
     HIGHEST_RATE,
     LOWEST_RATE,
-    RETRY,
     Work,
     change_batch,
     change_tasks,
@@ -24,6 +22,7 @@ from django_pglock.store.operate import (
     next_ids,
     redrives,
 )
+from django_pglock.store.operate import CANCEL, RETRY
 from django_pglock.tasks.claim import TaskContext
 from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.tasks.retry import Snooze
@@ -64,7 +63,7 @@ def context_of(claim, reason=lambda: None):
 
 
 def test_a_cancelled_bulk_change_ends_after_the_current_window(claim, monkeypatch):
-    monkeypatch.setattr(operate, "WINDOW", 2)
+    monkeypatch.setattr(bulk, "WINDOW", 2)
     rows = [make("FAILED", queue="elsewhere") for _ in range(5)]
     enqueue_change("default", RETRY, [row.pk for row in rows])
     answers = iter([None, None, TaskCancelled("somebody has asked")])
@@ -77,7 +76,7 @@ def test_a_cancelled_bulk_change_ends_after_the_current_window(claim, monkeypatc
 
 
 def test_a_bulk_change_whose_worker_died_continues_behind_its_last_batch(claim, monkeypatch):
-    monkeypatch.setattr(operate, "WINDOW", 2)
+    monkeypatch.setattr(bulk, "WINDOW", 2)
     rows = [make("FAILED", queue="elsewhere") for _ in range(3)]
     ids = [row.pk for row in rows]
     enqueue_change("default", RETRY, ids)
@@ -102,7 +101,7 @@ def test_a_repeated_bulk_retry_does_not_retry_tasks_that_failed_again(claim):
 
 
 def test_a_bulk_change_of_too_many_ids_is_several_tasks(monkeypatch):
-    monkeypatch.setattr(operate, "MOST_IDS", 2)
+    monkeypatch.setattr(bulk, "MOST_IDS", 2)
     made = enqueue_change("default", CANCEL, [3, 2, 1])
     assert [Task.objects.get(pk=each).args for each in made] == [["cancel", [3, 2]], ["cancel", [1]]]
 
@@ -172,7 +171,7 @@ def test_a_redrive_does_not_retry_a_discarded_task(step, monkeypatch):
         Task.objects.filter(pk=ids[0]).discard()
         return ids, position
 
-    monkeypatch.setattr(operate, "next_ids", find)
+    monkeypatch.setattr(bulk, "next_ids", find)
     assert step() == (1, False)
     assert statuses(rows) == ["CANCELLED", "READY"]
 

@@ -7,8 +7,8 @@ from django.db import transaction
 
 from django_pglock import enqueue_many
 from django_pglock.models import Task, Waiter
+from django_pglock.store.bulk import Work, change_batch
 from django_pglock.store.dependants import cancelled_because_of, unfinished_parts
-from django_pglock.store.operate import Work, change_batch
 from django_pglock.store.outcome import Failed, Succeeded
 from tests.db.store.endings import FAILURE, settle_one, statuses
 from tests.sample import tasks

@@ -9,8 +9,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_pglock.models import Task
+from django_pglock.store.bulk import Work, next_ids, redrives
 from django_pglock.store.failures import FAILURE_GROUPS, in_group
-from django_pglock.store.operate import Work, next_ids, redrives
 from django_pglock.store.statements import filled
 from tests.plans.reading import analyze, executed, insert, nodes, reads, rows_read
 

@@ -376,6 +376,6 @@ def test_defaults_that_cannot_be_meant_are_refused_when_the_settings_are_read(wi
 
 def test_the_packages_own_functions_have_no_defaults_of_the_project(with_defaults):
     with_defaults(max_attempts=9)
-    own = registry.find("django_pglock.store.operate.change_tasks")
+    own = registry.find("django_pglock.store.bulk.change_tasks")
     assert own.is_own
     assert replace(own).max_attempts == own.max_attempts != 9
