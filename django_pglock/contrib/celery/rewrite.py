@@ -11,29 +11,20 @@ import ast
 import difflib
 import re
 import sys
-from collections.abc import Collection, Iterator
-from itertools import accumulate
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from django_pglock.contrib.celery.app import MODULES
 
 #: Options under their names here, and those that change nothing for a task that calls no ``retry()``.
-SAME = {
-    "queue": "queue_name",
-    "priority": "priority",
-    "expires": "expires",
-    "rate_limit": "rate",
-    "time_limit": "timeout",
-}
+SAME = {"queue": "queue_name", "rate_limit": "rate", "time_limit": "timeout"}
 NO_EFFECT = {"acks_late", "track_started", "ignore_result", "max_retries", "default_retry_delay"}
-#: What is replaced: line, column, last line, column behind it, and the new text. Columns are bytes, as in ``ast``.
-Edit = tuple[int, int, int, int, str]
 
 
 def rewrite(files: dict[Path, str]) -> None:
     """Show what would change, and write it if a person says so."""
-    new = {path: edited(files[path], edits) for path, edits in edits_of(files).items() if edits}
+    new = {path: text for path, text in rewritten(files).items() if text != files[path]}
     for path, text in new.items():
         before, after = (each.splitlines(keepends=True) for each in (files[path], text))
         sys.stdout.writelines(difflib.unified_diff(before, after, str(path), str(path)))
@@ -42,22 +33,35 @@ def rewrite(files: dict[Path, str]) -> None:
             path.write_text(text)
 
 
-def edits_of(files: dict[Path, str]) -> dict[Path, list[Edit]]:
-    """Return the edits of each file."""
+def rewritten(files: dict[Path, str]) -> dict[Path, str]:
+    """Return the files with what is certain in new words."""
     trees = {path: ast.parse(text) for path, text in files.items()}
     nodes = [node for tree in trees.values() for node in ast.walk(tree)]
     calls = _certain_calls(nodes)
-    simple = {task.name for tree in trees.values() for task in _simple_tasks(tree, nodes, calls)}
-    return {path: [*_edits(tree, simple, calls)] for path, tree in trees.items()}
+    simple = {path: dict(_simple_tasks(tree, files[path], nodes, calls)) for path, tree in trees.items()}
+    # Each use of such a name is a certain call.
+    called = re.compile(rf"\b({'|'.join(name for tasks in simple.values() for _, name in tasks) or '(?!)'})\.delay\(")
+    for path, tree in trees.items():
+        text = _with_imports(tree, files[path], len(simple[path]))
+        for (old, name), new in simple[path].items():
+            text = text.replace(f"{old}\ndef {name}(", f"@{new}\ndef {name}(")
+        files = {**files, path: called.sub(r"\1.enqueue(", text)}
+    return files
 
 
-def edited(text: str, edits: list[Edit]) -> str:
-    """Return a text with edits, which do not overlap."""
-    data = text.encode()
-    starts = [0, 0, *accumulate(map(len, data.splitlines(keepends=True)))]
-    for line, column, last, end, new in sorted(edits, reverse=True):
-        data = data[: starts[line] + column] + new.encode() + data[starts[last] + end :]
-    return data.decode()
+def _with_imports(tree: ast.Module, text: str, moved: int) -> str:
+    """Return a text with imports of the bridge, and of ``task`` if tasks have moved."""
+    source = text
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            names = ast.unparse(node).partition(" import ")[2]
+            lines = [f"from django_pglock.contrib.celery{MODULES[node.module].replace('.app', '')} import {names}"]
+            lines += ["from django_pglock import task"] if moved and "shared_task" in names else []
+            is_left = source.count("shared_task") > moved + 1 or names != "shared_task"
+            text = text.replace(
+                ast.get_source_segment(source, node) or "", "\n".join(lines if is_left else lines[1:]), 1
+            )
+    return text
 
 
 def _certain_calls(nodes: list[Any]) -> list[ast.Call]:
@@ -88,18 +92,21 @@ def _is_certain(value: Any, has_uuids: bool) -> bool:
     return bool(is_id or is_constant or isinstance(value, ast.JoinedStr))
 
 
-def _simple_tasks(tree: ast.Module, nodes: list[Any], calls: list[ast.Call]) -> Iterator[ast.FunctionDef]:
+def _simple_tasks(tree: ast.Module, text: str, nodes: list[Any], calls: list[ast.Call]) -> Iterator[Any]:
+    """Yield the decorator and the name of each simple task of a file, with the new decorator."""
     # A project's own name "task" would be another one.
     if any(isinstance(node, ast.Name) and node.id == "task" for node in ast.walk(tree)):
         return
     names = [name_of(node) for node in nodes if isinstance(node, (ast.Name, ast.Attribute))]
     texts = " ".join(str(node.value) for node in nodes if isinstance(node, ast.Constant))
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and new_decorator(node):
-            called = sum(_task_of(call) == node.name for call in calls)
+        if isinstance(node, ast.FunctionDef) and (new := new_decorator(node)):
+            called = sum(name_of(getattr(call.func, "value", None)) == node.name for call in calls)
+            old = f"@{ast.get_source_segment(text, node.decorator_list[0])}"
             # A text may be the target of a mock.
-            if names.count(node.name) == called and not re.search(rf"\b{node.name}\b", texts):
-                yield node
+            is_named = names.count(node.name) > called or re.search(rf"\b{node.name}\b", texts)
+            if not is_named and f"{old}\ndef {node.name}(" in text:
+                yield (old, node.name), new
 
 
 def new_decorator(function: ast.FunctionDef) -> str | None:
@@ -110,6 +117,8 @@ def new_decorator(function: ast.FunctionDef) -> str | None:
     if returns or name_of(decorator) != "shared_task" or (is_called and decorator.args):
         return None
     given = {each.arg: ast.unparse(each.value) for each in decorator.keywords} if is_called else {}
+    if not re.fullmatch(r"'\d+/[smh]'", given.get("rate_limit", "'1/s'")):
+        return None
     words = {SAME[name]: given.pop(name) for name in list(given) if name in SAME}
     if "autoretry_for" in given and given.get("max_retries", "3").isdecimal():
         words |= {"retry_on": given.pop("autoretry_for"), "max_attempts": f"{int(given.get('max_retries', 3)) + 1}"}
@@ -121,35 +130,7 @@ def new_decorator(function: ast.FunctionDef) -> str | None:
     return f"task({', '.join(f'{name}={value}' for name, value in words.items())})" if words else "task"
 
 
-def _edits(tree: ast.Module, simple: Collection[str], calls: list[ast.Call]) -> Iterator[Edit]:
-    """Yield the edits of one file: its decorators, calls and imports."""
-    moved = 0
-    decorators = [name_of(each) for node in ast.walk(tree) for each in getattr(node, "decorator_list", ())]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name in simple and (new := new_decorator(node)):
-            moved += 1
-            yield _over(node.decorator_list[0], new)
-        if node in calls and _task_of(node) in simple:
-            yield _over(node.func, f"{ast.unparse(node.func.value)}.enqueue")  # type: ignore[attr-defined]
-    for each in tree.body:
-        if isinstance(each, ast.ImportFrom) and each.module in MODULES:
-            names = ast.unparse(each).partition(" import ")[2]
-            bridge = f"from django_pglock.contrib.celery{MODULES[each.module].replace('.app', '')} import {names}"
-            lines = [] if names == "shared_task" and moved == decorators.count("shared_task") else [bridge]
-            lines += ["from django_pglock import task"] if moved and "shared_task" in names else []
-            yield _over(each, "\n".join(lines))
-
-
-def _over(node: Any, text: str) -> Edit:
-    return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, text
-
-
 def name_of(node: Any) -> str:
     """Return the last name of what is called, decorated or referred to; an empty text for anything else."""
     node = node.func if isinstance(node, ast.Call) else node
     return str(getattr(node, "attr", getattr(node, "id", "")))
-
-
-def _task_of(call: Any) -> str:
-    """Return the name of the task in ``send.delay(…)`` or ``tasks.send.delay(…)``."""
-    return name_of(getattr(call.func, "value", None))

@@ -8,10 +8,11 @@ import pytest
 from django.db import transaction
 from django.test import override_settings
 
-from django_pglock.contrib.celery import chain, chord, group, shared_task, signature
-from django_pglock.contrib.celery.exceptions import NotRegistered
+from django_pglock.contrib.celery import AsyncResult, chain, chord, group, shared_task, signature
+from django_pglock.contrib.celery.exceptions import NotRegistered, TaskRevokedError
 from django_pglock.models import Task as Row
 from django_pglock.testing import run_tasks
+from tests.conftest import NEVER
 
 pytestmark = pytest.mark.django_db
 calls = []
@@ -205,3 +206,21 @@ def test_a_result_that_was_deleted_is_named():
     Row.objects.all().retry()
     with pytest.raises(LookupError, match=rf"The result of task {number} was deleted, see PRUNE_AFTER"):
         run_tasks(raise_errors=True)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_body_of_a_chord_runs_once_however_many_threads_end_its_header(worker):
+    """The last calls of the header end at the same time, in threads of two workers."""
+    results = [chord([add.s(number, 1) for number in range(20)], note.s() | total.s()).delay() for _ in range(5)]
+    failed = chord([fail.s() for _ in range(8)], total.s().on_error(errback.s())).delay()
+    for _ in range(2):
+        worker(threads=4)
+    assert [each.get(NEVER) for each in results] == [210] * 5
+    with pytest.raises(TaskRevokedError):
+        failed.get(NEVER)
+    handler = Row.objects.filter(task_path__endswith="call_errbacks").values_list("pk", flat=True)
+    for number in handler:
+        AsyncResult(number).get(NEVER)
+    AsyncResult(Row.objects.filter(task_path__endswith=".errback").get().pk).get(NEVER)
+    assert sorted(each for each in calls if isinstance(each, list)) == [list(range(1, 21))] * 5
+    assert [each for each in calls if isinstance(each, tuple)] == [("old", failed.id)]

@@ -6,8 +6,8 @@ from textwrap import dedent
 
 import pytest
 
+from django_pglock.contrib.celery import rewrite
 from django_pglock.contrib.celery.check import findings, main
-from django_pglock.contrib.celery.rewrite import edited, edits_of
 
 FOUND = {
     "from celery.signals import task_failure": "celery.signals: write the signals of django.tasks",
@@ -109,8 +109,7 @@ VIEWS = """
 
 
 def rewritten(*sources):
-    files = dict(enumerate(map(dedent, sources)))
-    return [edited(files[number], edits) for number, edits in edits_of(files).items()]
+    return [*rewrite.rewritten(dict(enumerate(map(dedent, sources)))).values()]
 
 
 def test_simple_tasks_and_their_calls_are_rewritten():
@@ -153,6 +152,8 @@ def test_a_task_stays_if_one_use_is_not_certain(use):
         "@shared_task(**OPTIONS)\ndef f(): ...",
         "@shared_task(autoretry_for=(OSError,), max_retries=None)\ndef f(): ...",
         "@shared_task(autoretry_for=(OSError,), retry_backoff=3)\ndef f(): ...",
+        "@shared_task(rate_limit=10)\ndef f(): ...",
+        "@shared_task(priority=3)\ndef f(): ...",
         "@other\n@shared_task\ndef f(): ...",
         "task = 1\n@shared_task\ndef f(): ...",
     ],
