@@ -2,8 +2,8 @@
 
     python bench/steps.py ten [--rounds N] [--tasks N]
 
-The ways are those of ``bench/tasks.py``. CPU is that of all processes of the worker, and of all of the server, between
-the first and the last task that are seen to end. It depends little on what else the machine does.
+The ways are those of ``bench/tasks.py``. CPU is that of all processes of the worker, and of all of the server, in
+milliseconds. It depends less than the time on what else the machine does.
 """
 
 from __future__ import annotations
@@ -13,162 +13,180 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from subprocess import Popen
+from tempfile import TemporaryFile
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import tasks
 from bench.contestants.base import Contestant, Failed
-from bench.rounds import OURS, Bench
+from bench.rounds import OURS, Bench, Case
 from bench.tables import verdict
 from bench.testbed import cpu, resident, settle_down
 
 DBOS, ABSURD = "DBOS", "django-absurd"
-#: The atomic tasks, each with one INSERT: the function, and the threads of the worker.
+#: Functions with one INSERT each, the number of calls for each of ``--tasks``, and the threads that run them.
 ATOMIC = {
-    "a no-op, 4 threads": ("nothing", 4),
-    "`atomic`, 1 thread": ("insert", 1),
-    "`atomic`, 4 threads": ("insert", 4),
-    "`atomic`, 16 threads": ("insert", 16),
-    "without waiting, 1 thread": ("insert_unsynced", 1),
-    "without waiting, 4 threads": ("insert_unsynced", 4),
-    "without waiting, 16 threads": ("insert_unsynced", 16),
-    "grouped, 4 threads": ("insert_grouped", 4),
+    "`atomic`": ("insert", 1, (1, 4, 16)),
+    "`atomic`, not waiting for the disk": ("insert_unsynced", 1, (1, 4, 16)),
+    "`atomic`, grouped": ("insert_grouped", 25, (1, 4)),
+    "a no-op": ("nothing", 100, (4,)),
 }
-#: Sleeping tasks of django-absurd: copies of the rows of one.
+#: Makes tasks of django-absurd that sleep, like the one that is there.
 COPY_ABSURD = """
-WITH ids AS (SELECT gen_random_uuid() AS task_id, gen_random_uuid() AS run_id FROM generate_series(1, %s)),
-runs AS (INSERT INTO absurd.r_default SELECT (jsonb_populate_record(row, to_jsonb(ids))).* FROM absurd.r_default AS row, ids),
-naps AS (INSERT INTO absurd.c_default SELECT (jsonb_populate_record(row, jsonb_build_object(
-    'task_id', task_id, 'owner_run_id', run_id))).* FROM absurd.c_default AS row, ids)
-INSERT INTO absurd.t_default SELECT (jsonb_populate_record(row, jsonb_build_object(
-    'task_id', task_id, 'last_attempt_run', run_id))).* FROM absurd.t_default AS row, ids
+WITH ids AS (SELECT gen_random_uuid() AS task_id, gen_random_uuid() AS run_id FROM generate_series(1, %s)), runs AS (
+    INSERT INTO absurd.r_default
+    SELECT (jsonb_populate_record(row, to_jsonb(ids))).* FROM absurd.r_default AS row, ids
+), naps AS (
+    INSERT INTO absurd.c_default
+    SELECT (jsonb_populate_record(row, jsonb_build_object('task_id', ids.task_id, 'owner_run_id', ids.run_id))).*
+    FROM absurd.c_default AS row, ids
+)
+INSERT INTO absurd.t_default
+SELECT (jsonb_populate_record(row, jsonb_build_object('task_id', ids.task_id, 'last_attempt_run', ids.run_id))).*
+FROM absurd.t_default AS row, ids
 """
+TRANSACTIONS = "SELECT sum(xact_commit + xact_rollback)::int FROM pg_stat_database WHERE datname = %s"
+SIZE = "SELECT sum(pg_total_relation_size(relid))::int FROM pg_stat_user_tables WHERE n_live_tup >= %s"
+
+Aims = dict[str, Callable[[list[float]], str]]
+
+
+def table(bench: Bench, cases: dict[str, Case], columns: dict[str, str], aims: Callable[[Any], Aims]) -> Any:
+    """Measure cases and return the rows of a table. ``columns``: the format of each; ``aims`` gets the medians."""
+    found = {name: list(map(statistics.median, zip(*each, strict=True))) for name, each in bench.measure(cases).items()}
+    rows: list[Sequence[str]] = [("case", *columns, "aim")]
+    for name, values in found.items():
+        cells = [format(value, form) for value, form in zip(values, columns.values(), strict=True)]
+        rows.append((name, *cells, aims(found).get(name, lambda _: "")(values)))
+    return rows
+
+
+def used(bench: Bench, worker: Popen[bytes]) -> list[float]:
+    """Return the time, and the milliseconds of CPU that a worker and the server have used."""
+    return [time.perf_counter(), 1000 * cpu(worker.pid), 1000 * bench.testbed.server_cpu()]
+
+
+def since(begin: Sequence[float], end: Sequence[float]) -> list[float]:
+    return [after - before for before, after in zip(begin, end, strict=True)]
 
 
 def costs(bench: Bench, contestant: Contestant, count: int, function: str, *options: str) -> list[float]:
-    """Return tasks a second, and milliseconds of the worker's CPU and of the server's for each task."""
+    """Return tasks a second, and the CPU of worker and server for each, from the first to the last end that is seen."""
     looks: list[list[float]] = []
     with (
         bench.testbed.filled(contestant, count, function) as database,
-        bench.testbed.worker(contestant, *options) as process,
+        bench.testbed.worker(contestant, *options) as worker,
     ):
 
         def look() -> bool:
             left = contestant.left(database, function)
             if 0 < left < count and (not looks or left < looks[-1][0]):
-                looks.append([left, time.perf_counter(), cpu(process.pid), bench.testbed.server_cpu()])
+                looks.append([left, *used(bench, worker)])
             return left == 0
 
         bench.testbed.until(look)
     if len(looks) < 2 or (done := looks[0][0] - looks[-1][0]) < count / 2:
         raise Failed(f"too few of {count:,} tasks were seen to end; give it more --tasks")
-    seconds, client, server = (end - begin for begin, end in zip(looks[0][1:], looks[-1][1:], strict=True))
-    return [done / seconds, 1000 * client / done, 1000 * server / done]
-
-
-def medians(rounds: list[Any]) -> list[float]:
-    """Return the median of each figure."""
-    return [statistics.median(figures) for figures in zip(*rounds, strict=True)]
+    _, seconds, *each = since(looks[0], looks[-1])
+    return [done / seconds, *(value / done for value in each)]
 
 
 def ten(bench: Bench) -> list[Sequence[str]]:
-    """Run tasks of ten steps by one process, of four threads where that can be said (1,000; others get fewer)."""
-    cases = {
-        each.name: partial(costs, bench, each, bench.tasks // (1 if each.name == OURS else 10), "ten_steps", *options)
-        for each in bench.enter((OURS, DBOS, ABSURD))
-        for options in [each.at_once(4) if each.name != DBOS else []]
-    }
-    found = {name: medians(rounds) for name, rounds in bench.measure(cases).items()}
-    heading = ("contestant", "tasks a second", "ours is … times as fast", "client, ms CPU", "server, ms CPU", "aim")
-    rows: list[Sequence[str]] = [heading]
-    for name, (rate, client, server) in found.items():
-        times = found[OURS][0] / rate if OURS in found else 0
-        aim = verdict(client + server <= 4, "at most 4 ms") if name == OURS else verdict(times >= 3, "at least 3")
-        rows.append((name, f"{rate:,.0f}", f"{times:.1f}", f"{client:.2f}", f"{server:.2f}", aim))
-    return rows
+    """Run tasks of ten steps by one process, with four threads where that can be said (1,000; others get 100)."""
+    cases: dict[str, Case] = {}
+    for each in bench.enter((OURS, DBOS, ABSURD)):
+        count, options = (bench.tasks if each.name == OURS else bench.tasks // 10), each.at_once(4)
+        cases[each.name] = partial(costs, bench, each, count, "ten_steps", *(options if each.name != DBOS else []))
+
+    def aims(found: dict[str, list[float]]) -> Aims:
+        def times(values: list[float]) -> str:
+            ratio = found[OURS][0] / values[0]
+            return f"ours is {ratio:.1f} times as fast; {verdict(ratio >= 3, 'at least 3')}"
+
+        return {OURS: lambda values: verdict(sum(values[1:]) <= 4, "at most 4 ms CPU"), DBOS: times, ABSURD: times}
+
+    return table(bench, cases, {"tasks a second": ",.0f", "worker, ms CPU": ".2f", "server, ms CPU": ".2f"}, aims)
 
 
 def record(bench: Bench) -> list[Sequence[str]]:
-    """The cost of one record, and of an atomic step with one INSERT beside its transaction alone (1,000 of each)."""
-
-    def measure() -> dict[str, list[float]]:
-        bench.testbed.fresh(bench.ours).close()
-        return json.loads(bench.testbed.call(bench.ours, "records", str(bench.tasks)))
-
+    """The microseconds of a record, and of an atomic step beside its transaction alone (1,000 of each)."""
     bench.enter((OURS,))
-    rounds = bench.measure({"records": measure})["records"]
-    rows: list[Sequence[str]] = [("case", "µs", "client, µs CPU", "server, µs CPU", "aim")]
-    found = {kind: medians([each[kind] for each in rounds]) for kind in rounds[0]}
-    for kind, values in found.items():
-        aim = ""
-        if kind == "a record, not waiting for the disk":
-            aim = verdict(sum(values[1:]) <= 250, "at most 250 µs CPU")
-        elif kind == "an atomic step, waiting for the disk":
-            share = values[0] / found[f"its transaction and an empty message, {kind.partition(', ')[2]}"][0]
-            aim = f"{share:.2f} of its transaction; {verdict(share <= 1.15, 'at most 1.15')}"
-        rows.append((kind, *(f"{value:,.0f}" for value in values), aim))
-    return rows
+    kinds = ("a record", "an atomic step", "its transaction and an empty message")
+    rounds: list[dict[str, list[float]]] = []
+
+    def measure(name: str) -> list[float]:
+        # All kinds are measured in one process, and asked for one after the other.
+        if not rounds or name not in rounds[-1]:
+            bench.testbed.fresh(bench.ours).close()
+            rounds.append(json.loads(bench.testbed.call(bench.ours, "records", str(bench.tasks))))
+        return rounds[-1].pop(name)
+
+    def aims(found: dict[str, list[float]]) -> Aims:
+        def share(values: list[float]) -> str:
+            ratio = values[0] / found[f"{kinds[2]}, waiting for the disk"][0]
+            return f"{ratio:.2f} of its transaction; {verdict(ratio <= 1.15, 'at most 1.15')}"
+
+        return {
+            f"{kinds[0]}, not waiting for the disk": lambda values: verdict(
+                sum(values[1:]) <= 250, "at most 250 µs CPU"
+            ),
+            f"{kinds[1]}, waiting for the disk": share,
+        }
+
+    names = [f"{kind}, {how} for the disk" for how in ("waiting", "not waiting") for kind in kinds]
+    columns = {"µs": ",.0f", "client, µs CPU": ".0f", "server, µs CPU": ".0f"}
+    return table(bench, {name: partial(measure, name) for name in names}, columns, aims)
 
 
 def emit(bench: Bench) -> list[Sequence[str]]:
     """Time from before an emit to the continuation of the task that waits; random pauses (200 a round)."""
 
-    def measure() -> list[float]:
+    def measure(verb: str) -> list[float]:
         with bench.testbed.fresh(bench.ours), bench.testbed.worker(bench.ours):
-            bench.testbed.call(bench.ours, "emits", str(bench.tasks))
-            bench.testbed.until(lambda: len(bench.testbed.stamps.read_text().splitlines()) >= bench.tasks)
-            return [1000 * float(line) for line in bench.testbed.stamps.read_text().splitlines()]
+            bench.testbed.call(bench.ours, verb, str(bench.tasks))
+            stamps = bench.testbed.until(lambda: (found := bench.testbed.stamped())[bench.tasks - 1 :] and found)
+            return [statistics.quantiles(stamps, n=20)[at] for at in (9, 18)]
 
     bench.enter((OURS,))
-    rounds = bench.measure({"emit": measure})["emit"]
-    p50, p95 = (statistics.median(statistics.quantiles(each, n=20)[at] for each in rounds) for at in (9, 18))
-    aim = verdict(p50 <= 5 and p95 <= 20, "at most 5 and 20")
-    return [("case", "p50, ms", "p95, ms", "aim"), ("emit", f"{p50:.1f}", f"{p95:.1f}", aim)]
+    aim: Aims = {"`emit()`": lambda values: verdict(values[0] <= 5 and values[1] <= 20, "at most 5 and 20")}
+    cases = {"`emit()`": partial(measure, "emits"), "`enqueue()`, to compare": partial(measure, "stamps")}
+    return table(bench, cases, {"p50, ms": ".1f", "p95, ms": ".1f"}, lambda _: aim)
 
 
 def fan_in(bench: Bench) -> list[Sequence[str]]:
-    """Run a task that gathers so many children, all of it counted (1,000)."""
+    """Run a task that gathers so many children: all of it, for each child (1,000)."""
 
     def measure(contestant: Contestant) -> list[float]:
-        options = ["--threads", "4"] if contestant is bench.ours else []
+        options = contestant.at_once(4) if contestant is bench.ours else []
         with (
             bench.testbed.fresh(contestant),
             bench.testbed.counting() as wire,
             bench.testbed.worker(contestant, *options) as worker,
         ):
             bench.testbed.call(contestant, "many", "1", "stamp", str(time.time()))
-            bench.testbed.until(lambda: bench.testbed.stamps.read_text())
-            before = wire.round_trips, bench.testbed.server_cpu(), cpu(worker.pid), time.perf_counter()
+            bench.testbed.until(bench.testbed.stamped)
+            before = [wire.round_trips, *used(bench, worker)]
             bench.testbed.call(contestant, "many", "1", "fan_in", str(bench.tasks))
-            bench.testbed.until(lambda: bench.testbed.stamps.read_text().count("\n") > 1)
-            after = wire.round_trips, bench.testbed.server_cpu(), cpu(worker.pid), time.perf_counter()
-            trips, server, client, seconds = (end - begin for begin, end in zip(before, after, strict=True))
-        continued = 1000 * float(bench.testbed.stamps.read_text().split()[-1])
-        return [trips / bench.tasks, 1000 * server / bench.tasks, 1000 * client / bench.tasks, seconds, continued]
+            late = bench.testbed.until(lambda: bench.testbed.stamped()[1:])[0]
+            trips, seconds, *spent = since(before, [wire.round_trips, *used(bench, worker)])
+        return [trips / bench.tasks, *(each / bench.tasks for each in spent), seconds, late]
+
+    def aim(values: list[float]) -> str:
+        is_met = values[0] <= 0.35 and values[2] <= 0.3 and values[4] <= 20
+        return verdict(is_met, "at most 0.35, 0.3 ms of the server, and 20 ms")
 
     cases = {each.name: partial(measure, each) for each in bench.enter((OURS, DBOS))}
-    rows: list[Sequence[str]] = [
-        ("contestant", "messages a child", "server, ms CPU", "client, ms CPU", "seconds", "aim")
-    ]
-    for name, rounds in bench.measure(cases).items():
-        trips, server, client, seconds, late = medians(rounds)
-        is_met = trips <= 0.35 and server <= 0.3 and late <= 20
-        aim = (
-            f"{late:.0f} ms after the last child; {verdict(is_met, 'at most 0.35, 0.3 ms and 20 ms')}"
-            if name == OURS
-            else ""
-        )
-        rows.append((name, f"{trips:.2f}", f"{server:.2f}", f"{client:.2f}", f"{seconds:.1f}", aim))
-    return rows
+    columns = {"messages": ".2f", "worker, ms CPU": ".2f", "server, ms CPU": ".2f", "seconds in all": ".1f"}
+    return table(bench, cases, {**columns, "ms after the last child": ".0f"}, lambda _: {OURS: aim})
 
 
 def suspended(bench: Bench) -> list[Sequence[str]]:
-    """An idle worker beside suspended tasks, for 20 seconds, and the bytes of each (100,000)."""
-    counted = "SELECT sum(xact_commit + xact_rollback)::int FROM pg_stat_database WHERE datname = %s"
+    """An idle worker beside one and many suspended tasks, for 20 seconds: a second of it (100,000)."""
 
     def measure(contestant: Contestant, count: int) -> list[float]:
         with bench.testbed.fresh(contestant) as database:
@@ -181,70 +199,53 @@ def suspended(bench: Bench) -> list[Sequence[str]]:
                     bench.testbed.until(lambda: database.execute(asleep).fetchone()[0])
                 database.execute(COPY_ABSURD, [count - 1])
             settle_down(database)
-            size = database.execute(
-                "SELECT sum(pg_total_relation_size(relid)) FROM pg_stat_user_tables WHERE n_live_tup >= %s", [count]
-            ).fetchone()[0]
-        with bench.testbed.worker(contestant) as process:
+            size = database.execute(SIZE, [count]).fetchone()[0]
+        with bench.testbed.worker(contestant) as worker:
             time.sleep(15)
-            before = cpu(process.pid), bench.testbed.server_cpu(), bench.testbed.value(counted, contestant.key)
+            before = [*used(bench, worker), bench.testbed.value(TRANSACTIONS, contestant.key)]
             time.sleep(20)
-            after = cpu(process.pid), bench.testbed.server_cpu(), bench.testbed.value(counted, contestant.key)
-            idle = [(end - begin) / 20 for begin, end in zip(before, after, strict=True)]
-            return [1000 * idle[0], 1000 * idle[1], idle[2], resident(process), float(size) / count]
+            seconds, *spent = since(before, [*used(bench, worker), bench.testbed.value(TRANSACTIONS, contestant.key)])
+            return [*(each / seconds for each in spent), resident(worker), size / count if count > 1 else 0]
 
-    contestants = bench.enter((OURS, ABSURD))
-    cases = {
-        f"{each.name}, {count:,} suspended": partial(measure, each, count)
-        for each in contestants
-        for count in (1, bench.tasks)
-    }
-    heading = (
-        "case",
-        "client, ms CPU a second",
-        "server, ms CPU a second",
-        "transactions a second",
-        "MB",
-        "bytes each",
-    )
-    rows: list[Sequence[str]] = [heading]
-    for name, rounds in bench.measure(cases).items():
-        client, server, transactions, size, each = medians(rounds)
-        bytes_each = "" if name.endswith(" 1 suspended") else f"{each:,.0f}"
-        rows.append((name, f"{client:.1f}", f"{server:.1f}", f"{transactions:.2f}", f"{size:.0f}", bytes_each))
-    return rows
+    cases: dict[str, Case] = {}
+    for each in bench.enter((OURS, ABSURD)):
+        cases |= {f"{each.name}, {count:,}": partial(measure, each, count) for count in (1, bench.tasks)}
+    aim = {f"{OURS}, {bench.tasks:,}": lambda values: verdict(values[-1] <= 700, "at most 700 bytes")}
+    columns = {"worker, ms CPU": ".1f", "server, ms CPU": ".1f", "transactions": ".2f", "MB": ".0f"}
+    return table(bench, cases, {**columns, "bytes each": ",.0f"}, lambda _: aim)
 
 
 def atomic(bench: Bench) -> list[Sequence[str]]:
-    """Run atomic tasks with one INSERT: by threads, without waiting for the disk, and grouped (2,000; some get more)."""
+    """Run atomic tasks with one INSERT: by threads, without waiting for the disk, and grouped (2,000 and more)."""
     bench.enter((OURS,))
-    factor = {"nothing": 100, "insert_grouped": 25}
-    cases = {
-        name: partial(
-            costs, bench, bench.ours, bench.tasks * factor.get(function, 1), function, "--threads", str(count)
-        )
-        for name, (function, count) in ATOMIC.items()
-    }
-    found = {name: medians(rounds) for name, rounds in bench.measure(cases).items()}
-    one, plain, waits = found["`atomic`, 1 thread"], found["a no-op, 4 threads"], 1000 * sync_time()
-    heading = ("case", "tasks a second", "of `atomic`, 1 thread", "client, ms CPU", "server, ms CPU", "aim")
-    rows: list[Sequence[str]] = [heading]
-    for name, (rate, client, server) in found.items():
-        aim = verdict(rate >= 4 * one[0], "at least 4 times") if name == "without waiting, 1 thread" else ""
-        if name.startswith("grouped"):
-            fewer = sum(one[1:]) / (client + server)
-            aim = f"{fewer:.0f} times less CPU; {verdict(fewer >= 20 and client + server <= sum(plain[1:]), 'at least 20, and at most a no-op')}"
-        rows.append((name, f"{rate:,.0f}", f"{rate / one[0]:.1f}", f"{client:.3f}", f"{server:.3f}", aim))
-    rows.append(("one fdatasync of this disk", f"{waits:.1f} ms", "", "", "", ""))
-    return rows
+    print(f"One fdatasync of this disk takes {1000 * sync_time():.1f} ms.\n")
+    cases: dict[str, Case] = {}
+    for name, (function, factor, threads) in ATOMIC.items():
+        for count in threads:
+            run = partial(costs, bench, bench.ours, factor * bench.tasks, function, *bench.ours.at_once(count))
+            cases[f"{name}, {count} thread{'s' * (count > 1)}"] = run
+
+    def aims(found: dict[str, list[float]]) -> Aims:
+        one, plain = found["`atomic`, 1 thread"], found["a no-op, 4 threads"]
+
+        def grouped(values: list[float]) -> str:
+            fewer, is_cheap = sum(one[1:]) / sum(values[1:]), sum(values[1:]) <= sum(plain[1:])
+            return (
+                f"{fewer:.0f} times less CPU; {verdict(fewer >= 20 and is_cheap, 'at least 20, and at most a no-op')}"
+            )
+
+        times = {name: lambda values: f"{values[0] / one[0]:.1f} times the rate of one thread" for name in cases}
+        return {**times, "`atomic`, grouped, 4 threads": grouped}
+
+    return table(bench, cases, {"tasks a second": ",.0f", "worker, ms CPU": ".3f", "server, ms CPU": ".3f"}, aims)
 
 
 def sync_time() -> float:
-    """Return the median seconds in which the disk of the temporary files writes a page."""
-    with open("/var/tmp/bench-sync" if os.path.isdir("/var/tmp") else "bench-sync", "wb") as file:
-        os.unlink(file.name)
-        taken = []
+    """Return the median of the seconds in which the disk writes a page."""
+    taken = []
+    with TemporaryFile(buffering=0) as file:
         for _ in range(100):
-            os.pwrite(file.fileno(), os.urandom(8192), 0)
+            file.write(os.urandom(8192))
             began = time.perf_counter()
             os.fdatasync(file.fileno())
             taken.append(time.perf_counter() - began)

@@ -109,6 +109,10 @@ class Testbed:
             env=self._environment(contestant, database or contestant.key),
         )
 
+    def stamped(self) -> list[float]:
+        """Return the times that the function ``stamp`` has noted, in milliseconds."""
+        return [1000 * float(line) for line in self.stamps.read_text().splitlines()]
+
     @contextmanager
     def counting(self) -> Iterator[Wire]:
         """Count the messages of the processes that are started in a block."""

@@ -25,8 +25,7 @@ def latency(bench: Bench) -> list[Sequence[str]]:
         count = WARM_UP + bench.tasks
         with bench.testbed.fresh(contestant), bench.testbed.worker(contestant):
             bench.testbed.call(contestant, "stamps", str(bench.tasks))
-            bench.testbed.until(lambda: len(bench.testbed.stamps.read_text().splitlines()) >= count)
-            return [1000 * float(line) for line in bench.testbed.stamps.read_text().splitlines()[WARM_UP:]]
+            return bench.testbed.until(lambda: (found := bench.testbed.stamped())[count - 1 :] and found)[WARM_UP:]
 
     cases = {each.name: partial(measure, each) for each in bench.enter(()) if each.name != RAW}
     rows: list[Sequence[str]] = [("contestant", "p50, ms", "p95, ms", "aim")]

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -24,7 +25,11 @@ BLOCKS = 10
 WARM_UP = 20
 
 numbers = count()
-awaited = tasks.numbered.enqueue(-1)
+
+
+@cache
+def awaited() -> Any:
+    return tasks.numbered.enqueue(-1)
 
 
 def in_transaction(call: Callable[[], Any]) -> Callable[[], Any]:
@@ -50,7 +55,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "group=, one for all": lambda: tasks.grouped.enqueue(number=-1),
     "fair=": lambda: tasks.fair.enqueue(next(numbers)),
     "keep_result=": lambda: tasks.kept.enqueue(next(numbers)),
-    "after=": lambda: tasks.numbered.using(after=[awaited]).enqueue(next(numbers)),
+    "after=": lambda: tasks.numbered.using(after=[awaited()]).enqueue(next(numbers)),
     "run_after=": lambda: tasks.numbered.using(run_after=timedelta(hours=1)).enqueue(next(numbers)),
 }
 KINDS["nothing, in a transaction"] = in_transaction(KINDS["nothing"])

@@ -79,8 +79,8 @@ def suspended(count: int) -> None:
     run_tasks(until="due")
     for model in (Task, Step):
         [row] = model.objects.values()
-        columns = [field.column for field in model._meta.local_fields]
-        numbered = {"id": "number", "task_id": "number", "event": "event || number"}
+        columns = [field.column for field in model._meta.local_fields if field.column]
+        numbered = {"id": "copy", "task_id": "copy", "event": "event || copy"}
         values = ", ".join(
             numbered.get(column, column) if row.get(column) is not None else column for column in columns
         )
@@ -88,5 +88,5 @@ def suspended(count: int) -> None:
         with connection.cursor() as cursor:
             cursor.execute(
                 f"INSERT INTO {model._meta.db_table} ({names}) SELECT {values} FROM {model._meta.db_table}, "
-                f"generate_series({first}, {first + count - 2}) AS number"
+                f"generate_series({first}, {first + count - 2}) AS copy"
             )
