@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.tables import print_table, verdict
+from bench.testbed import configure
 from example_project.postgres import PrivatePostgres
 
 #: Statements of one row in a round.
@@ -42,19 +43,7 @@ class Cost(NamedTuple):
 
 def prepare(folder: str) -> tuple[Any, Any]:
     """Set Django up; return the models of the plain and of the captured table."""
-    from django.conf import settings
-
-    database = {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "postgres", "CONN_MAX_AGE": None}
-    settings.configure(
-        DATABASES={"default": {**database, "HOST": folder}},
-        INSTALLED_APPS=["django_pglock"],
-        TASKS={"default": {"BACKEND": "django_pglock.backend.PostgresBackend"}},
-        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
-        USE_TZ=True,
-    )
-    import django
-
-    django.setup()
+    configure(folder)
     from django.core.management import call_command
     from django.db import connection
 

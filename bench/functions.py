@@ -18,6 +18,7 @@ from uuid import uuid4
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.testbed import configure
 from example_project.postgres import PrivatePostgres
 
 OURS = "/django_pglock/"
@@ -57,20 +58,9 @@ class Count:
 
 def prepare(folder: str) -> None:
     """Set Django up, and make the tables."""
-    from django.conf import settings
-
-    database = {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "postgres", "CONN_MAX_AGE": None}
-    settings.configure(
-        DATABASES={"default": {**database, "HOST": folder}},
-        INSTALLED_APPS=["django_pglock"],
-        TASKS={"default": {"BACKEND": "django_pglock.backend.PostgresBackend"}},
-        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
-        USE_TZ=True,
-    )
-    import django
     from django.core.management import call_command
 
-    django.setup()
+    configure(folder, "bench.app")
     call_command("migrate", verbosity=0)
 
 

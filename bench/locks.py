@@ -26,6 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.testbed import configure
 from bench.wire import Wire
 from example_project.postgres import PrivatePostgres
 
@@ -39,19 +40,8 @@ Case = tuple[str, dict[str, Use]]
 
 
 def prepare(folder: str) -> None:
-    """Set Django up: one alias for measuring, one through the proxy for counting."""
-    from django.conf import settings
-
-    database = {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "postgres", "CONN_MAX_AGE": None}
-    settings.configure(
-        DATABASES={"default": {**database, "HOST": folder}},
-        INSTALLED_APPS=["django_pglock", "pglock", "pgactivity"],
-        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
-        USE_TZ=True,
-    )
-    import django
-
-    django.setup()
+    """Set Django up, with the apps of both packages."""
+    configure(folder, "pglock", "pgactivity")
 
 
 def raw_cursor() -> Any:

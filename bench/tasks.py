@@ -43,7 +43,7 @@ MEASUREMENTS: Measurements = {
     "scaling": (workers.scaling, 3_000, 3),
     "long": (workers.long, 800, 3),
     "keys": (drains.keys, 400_000, 5),
-    "naps": (workers.naps, 0, 3),
+    "naps": (workers.naps, 0, 1),
     "cpu": (enqueues.cpu, 1_000, 3),
     "keyed": (drains.keyed, 100_000, 3),
 }

@@ -194,6 +194,22 @@ class Testbed:
         return {**os.environ, **server, **ours, **contestant.environment}
 
 
+def configure(folder: str, *apps: str) -> None:
+    """Set Django up in this process, with our app and others, on the server in a folder."""
+    import django
+    from django.conf import settings
+
+    database = {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "postgres", "CONN_MAX_AGE": None}
+    settings.configure(
+        DATABASES={"default": {**database, "HOST": folder}},
+        INSTALLED_APPS=["django_pglock", *apps],
+        TASKS={"default": {"BACKEND": "django_pglock.backend.PostgresBackend"}},
+        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+        USE_TZ=True,
+    )
+    django.setup()
+
+
 def settle_down(database: psycopg.Connection) -> None:
     """Let the work that many new tasks leave behind be done."""
     database.execute("VACUUM ANALYZE")
