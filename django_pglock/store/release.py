@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 from psycopg.errors import LockNotAvailable
 
 from django_pglock.keys.reserved import UPKEEP
-from django_pglock.store.admit import admit, admit_on_commit
+from django_pglock.store.admit import admit, admit_on_commit, unsynced
 from django_pglock.store.marking import first_free, mark
 from django_pglock.store.ready import DUE_STATUS, due
 from django_pglock.store.statements import BY_INDEX, array_of_numbers, rows_of, run, windows
@@ -231,13 +231,15 @@ def _release(using: str, ids: list[int]) -> tuple[list[tuple[int, str, str, str 
     """Release some waiters. Return the waiting tasks that were changed, and how many waiters were released."""
     values = (array_of_numbers(ids), RELEASED_AT_ONCE, DEPENDENCY_FAILED, DEPENDENCY_TEXT, DONE_CHANNEL)
     # As a message, which is READ COMMITTED. At REPEATABLE READ, a wait for a row that changes ends with an error.
+    # It need not wait for the disk: if the server crashes, the upkeep releases the waiters again.
+    first = [*unsynced(using), *LIMIT_RELEASE]
     try:
-        rows = run(using, RELEASE, *values, first=LIMIT_RELEASE)
+        rows = run(using, RELEASE, *values, first=first)
     except OperationalError as error:
         if not isinstance(error.__cause__, LockNotAvailable):
             raise
         # Another open transaction has locked one of the waiting tasks. It must not delay the others.
-        rows = run(using, RELEASE_UNLOCKED, *values, first=LIMIT_RELEASE)
+        rows = run(using, RELEASE_UNLOCKED, *values, first=first)
     [released] = {row[-1] for row in rows}
     moved = [row[:-1] for row in rows if row[0] is not None]
     wake(using, (queue for _, status, queue, *_ in moved if status == TaskStatus.READY))
