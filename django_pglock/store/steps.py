@@ -27,6 +27,7 @@ from django.db.models.lookups import IsNull
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import ClaimLost, StepError, TaskResultError
+from django_pglock.loggers import WORKER, RateOfRecords, get_logger
 from django_pglock.postgres.connections import connection_for, has_manual_transaction
 from django_pglock.postgres.message import is_plain_django, literals, send
 from django_pglock.store.admit import admit, unsynced
@@ -72,6 +73,10 @@ from django_pglock.tasks.steps import (
 __all__ = ["emit"]
 
 R = TypeVar("R")
+
+logger = get_logger(WORKER)
+#: A deploy may meet thousands of tasks.
+postponed = RateOfRecords(60.0)
 
 #: The number of open waits that the upkeep compares with the events in one round.
 WAITS_AT_ONCE = 5000
@@ -246,10 +251,13 @@ class RecordedSteps(Steps):
             self.end(StepError(text))
         self._step_began = monotonic()
 
-    def postpone(self) -> None:
+    def postpone(self, why: str) -> None:
         """Leave the function, unless the task was postponed for long enough. A later record makes an older one void."""
         since = self._postponed
         if since is None or since.number < self.next_number or self.now() - since.started_at < LONGEST_DEPLOY:
+            if postponed.allows():
+                text = "%s is postponed by %.0f s, in case that another worker has the code of its steps. %s"
+                logger.warning(text, self.claim, POSTPONED, why)
             self.suspend(OF_OTHER_CODE, Kind.CHANGED, seconds=POSTPONED)
 
     def failure_of(self, error: Exception) -> dict[str, str]:
@@ -287,7 +295,7 @@ class RecordedSteps(Steps):
             self.end(error)
         except Exception as error:  # noqa: BLE001 - a step may raise anything, and so may its COMMIT
             self.records.pop(name, None)
-            self.record(name, None, self.failure_of(error))
+            self.record(name, None, self.failed(name, error))
         self.count_anew()
 
     def _write(

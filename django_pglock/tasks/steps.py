@@ -171,7 +171,8 @@ class Suspension(BaseException):
         calls: Sequence[tuple[TaskFields, Any]] = (),
         awaited: Sequence[int] = (),
     ) -> None:
-        super().__init__(f"{name!r} suspends the task")
+        until = f"for its {len(calls) or len(awaited)} children" if kind is Kind.CHILDREN else f"for {seconds:.1f} s"
+        super().__init__(f"the step {name!r} waits {f'for the event {event!r}' if event else until}")
         self.name, self.kind, self.number, self.seconds = name, kind, number, seconds
         self.event, self.calls, self.awaited = event, calls, awaited
 
@@ -192,6 +193,8 @@ class Steps:
         self._left_loop: Chunk | None = None
         #: What has left the function. If it is swallowed, it is raised again.
         self._left: BaseException | None = None
+        #: What the failed steps of this run have raised.
+        self._causes: dict[str, Exception] = {}
 
     # What a function calls
 
@@ -203,7 +206,7 @@ class Steps:
                 try:
                     value = self.call(name, function, *args, **kwargs)
                 except Exception as error:  # noqa: BLE001 - a step may raise anything
-                    failure = self.failure_of(error)
+                    failure = self.failed(name, error)
                 self.record(name, value, failure)
         result: R = self._value(name)
         return result
@@ -219,7 +222,7 @@ class Steps:
                 try:
                     value = await self._awaitable(name, function, *args, **kwargs)
                 except Exception as error:  # noqa: BLE001 - a step may raise anything
-                    failure = self.failure_of(error)
+                    failure = self.failed(name, error)
                 # In the thread of coroutines for Django's ORM.
                 await sync_to_async(self.record)(name, value, failure)
         return self._value(name)
@@ -423,7 +426,7 @@ class Steps:
             f"run: {[name for name in self.records if name in self._met]} and new names. Write `if 'name' in "
             "context.steps` for what tasks of the old code have recorded."
         )
-        self.postpone()
+        self.postpone(text)
         self.end(StepsChanged(text))
 
     def suspend(self, name: str, kind: Kind, **until: Any) -> NoReturn:
@@ -481,8 +484,14 @@ class Steps:
     def _value(self, name: str) -> Any:
         record = self.records[name]
         if record.failure is not None:
-            raise StepFailed(name, record.failure["path"], record.failure["message"])
+            raise StepFailed(name, record.failure["path"], record.failure["message"]) from self._causes.get(name)
         return self.results_of(record) if record.kind == Kind.CHILDREN.value else record.result
+
+    def failed(self, name: str, error: Exception) -> dict[str, str]:
+        """Return what to record of a step that has raised. Otherwise raise, if it is tried again."""
+        failure = self.failure_of(error)
+        self._causes[name] = error
+        return failure
 
     # What a worker does in another way
 
@@ -492,7 +501,7 @@ class Steps:
     def check(self, name: str, *, blocks: bool) -> None:
         """Raise if a new step cannot be executed here."""
 
-    def postpone(self) -> None:
+    def postpone(self, why: str) -> None:
         """Leave the function if a worker with other code may continue it."""
 
     def failure_of(self, error: Exception) -> dict[str, str]:

@@ -153,9 +153,11 @@ def report(ended: EndedClaim) -> None:
         case Retried(failure, delay):
             text = "failed%s and will run again in %.1f s: %s"
             log_claim(logging.WARNING, claim, text, after, delay, failure.message, failure=failure)
-        case Snoozed(delay, gather=how):
-            when = f"in {delay:.1f} s" if how is None else "when its children have ended"
-            log_claim(logging.INFO, claim, "asked%s to be run again %s", after, when)
+        case Snoozed(delay, suspension=how):
+            what, when = (
+                ("asked", f" to be run again in {delay:.1f} s") if how is None else ("was suspended", f": {how}")
+            )
+            log_claim(logging.INFO, claim, "%s%s%s", what, after, when)
         case Cancelled(failure):
             log_claim(logging.INFO, claim, "was cancelled%s: %s", after, failure.message)
             _finish(ended, TaskResultStatus.FAILED, failure=failure)

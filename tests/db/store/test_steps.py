@@ -19,6 +19,7 @@ from psycopg.pq import TransactionStatus
 
 from django_pglock import emit
 from django_pglock.errors import ClaimLost
+from django_pglock.loggers import RateOfRecords
 from django_pglock.models import Event, Step, Task
 from django_pglock.store import steps
 from django_pglock.store.outcome import Snoozed
@@ -136,6 +137,7 @@ def test_a_retry_by_a_person_continues_at_the_failed_step():
     assert outcomes(until="due") == ["retried", "retried", "failed"]
     [error] = refreshed(result).errors[-1:]
     assert error.exception_class_path == "django_pglock.errors.StepFailed"
+    assert "in part\n" in error.traceback, "it has the line that has raised"
     assert Task.objects.all().retry() == 1
     assert not Step.objects.exists()
     assert outcomes(until="due") == ["snoozed"]
@@ -601,10 +603,12 @@ def test_a_function_that_has_changed_is_noticed(before, after, said):
         assert re.search(said, refreshed(result).errors[-1].traceback)
 
 
-def test_old_code_that_gets_a_task_of_new_code_postpones_it():
+def test_old_code_that_gets_a_task_of_new_code_postpones_it(caplog, monkeypatch):
+    monkeypatch.setattr("django_pglock.store.steps.postponed", RateOfRecords(0))
     result = sample.changing.enqueue()
     sample.CODE[:], sample.NEXT[:] = ["a", "b", "fail"], ["a"]
     assert outcomes(until="due") == ["retried", "snoozed"]
+    assert "Recorded: ['a', 'b']; called in this run: ['a']" in caplog.text
     task = Task.objects.get()
     assert why_it_waits(task, "default") == "This task waits for a worker with the code of its steps."
     assert task.retries == 1, "no attempt is spent"
