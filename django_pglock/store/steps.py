@@ -98,14 +98,16 @@ RETURNING date_part('epoch', started_at)
 # The last statement of the transaction of a step. If it records nothing, it fails with a division by zero. Then the
 # COMMIT that follows in the same message is not executed.
 RECORD_OWN = f"WITH new (started_at) AS ({RECORD}) SELECT min(started_at), 1 / count(*) FROM new"
-# How far a loop over rows has come. An attempt that was taken for dead does not put the position back.
+# How far a loop over rows has come, if it was there before these rows. The transaction of an attempt that was taken for
+# dead may commit its position after the next attempt has read the records, and has begun with the same rows.
 NOTE_POSITION = """
+WITH known AS (SELECT %s::jsonb AS position)
 INSERT INTO {step} AS step (task_id, name, number, kind, result, attempt, started_at, finished_at)
 SELECT task.id, %s, %s, 'CHUNKS', %s::jsonb, task.attempts, clock_timestamp(), CASE WHEN %s THEN clock_timestamp() END
 FROM {task} AS task WHERE task.id = %s AND task.attempts = %s AND task.status = 'RUNNING'
 ON CONFLICT (task_id, name) DO UPDATE
 SET result = EXCLUDED.result, finished_at = EXCLUDED.finished_at, attempt = EXCLUDED.attempt
-WHERE step.attempt <= EXCLUDED.attempt
+WHERE step.result IS NOT DISTINCT FROM (SELECT position FROM known)
 RETURNING 1
 """
 
@@ -330,15 +332,17 @@ class RecordedSteps(Steps):
             raise ClaimLost(f"{self.claim} is no longer claimed by this attempt, so its step {name!r} is not recorded.")
 
     def note_position(self, chunk: Chunk) -> None:
-        """Write how far the loop is. If that is not possible, the attempt ends."""
-        position = None if chunk.position is None else to_json(chunk.position)
+        """Write how far the loop is. If that is not possible, the attempt ends.
+
+        If another attempt was faster, the task is given back, if it is still claimed. The next run sees its position.
+        """
+        known, position = (None if each is None else to_json(each) for each in (chunk.record.result, chunk.position))
         try:
-            is_written = self._send(NOTE_POSITION, chunk.name, chunk.record.number, position, str(chunk.is_last))
+            is_written = self._send(NOTE_POSITION, known, chunk.name, chunk.record.number, position, str(chunk.is_last))
         except Exception as error:  # noqa: BLE001 - the function must not catch it
             self.end(error)
         if not is_written:
-            text = f"{self.claim} is no longer claimed by this attempt, so the position of {chunk.name!r} is not noted."
-            self.end(ClaimLost(text))
+            self.leave(HandedBack())
         super().note_position(chunk)
 
     def _send(self, statement: str, *values: str | int | None, is_last: bool = False) -> Sequence[Any] | None:

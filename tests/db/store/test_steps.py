@@ -6,6 +6,7 @@ import re
 import sys
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from threading import Event as Flag
 from threading import Thread
 
 import pytest
@@ -29,8 +30,9 @@ from django_pglock.store.why_it_waits import why_it_waits
 from django_pglock.tasks import registry
 from django_pglock.tasks.arguments import as_stored, from_json, to_json
 from django_pglock.tasks.retry import MAX_DELAY
-from django_pglock.tasks.steps import Kind, StepEnded, Suspension
+from django_pglock.tasks.steps import HandedBack, Kind, StepEnded, Suspension
 from django_pglock.testing import run_tasks
+from tests.conftest import NEVER
 from tests.sample import step_tasks as sample
 from tests.sample.models import Effect
 from tests.sql import execute_sql
@@ -422,9 +424,37 @@ def test_a_worker_that_has_lost_its_claim_notes_no_position(claim):
     loop = steps_of(lost).chunks("rows", Effect.objects.all(), 2)
     next(loop)
     Task.objects.update(attempts=2)
-    with pytest.raises(StepEnded):
+    with pytest.raises(HandedBack):
         next(loop)
     assert not Step.objects.exists()
+
+
+def test_rows_of_a_loop_are_written_once_although_a_lost_attempt_commits_late(claim, in_threads):
+    """It is stopped before its COMMIT, and meanwhile the next attempt has begun with the same rows."""
+    Effect.objects.create(name="from", number=7)
+    sample.copy_rows.enqueue("in a transaction")
+    [frozen] = claim()
+    has_noted, has_begun = Flag(), Flag()
+
+    def write(claim, noted, go_on):
+        for rows in steps_of(claim).chunks("rows", Effect.objects.filter(name="from"), 2):
+            with rows:
+                Effect.objects.bulk_create(Effect(name="to", number=each.number) for each in rows)
+                note = rows.steps.note_position
+                rows.steps.note_position = lambda chunk: (go_on(), note(chunk), noted())
+
+    def work(number):
+        if number == 0:
+            write(frozen, lambda: (has_noted.set(), has_begun.wait(NEVER)), lambda: None)
+            return
+        assert has_noted.wait(NEVER)
+        Task.objects.update(attempts=2)
+        with pytest.raises(HandedBack):
+            write(replace(frozen, attempt=2), lambda: None, has_begun.set)
+
+    in_threads(work, 2)
+    assert numbers("to") == [7]
+    assert Step.objects.get().attempt == 1
 
 
 # The claim
