@@ -36,7 +36,7 @@ def lives(pid: int) -> bool:
     """Return whether a process runs, or is stopped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # also if it ends while it is read
         return False
 
 

@@ -133,10 +133,11 @@ class Proxy:
         server.connect(os.path.join(self.host, f".s.PGSQL.{self.server_port}"))
         return server
 
-    def rest(self) -> None:
-        """Wait as long as a chunk is to be held back."""
+    def passes(self, link: _Link, data: bytes, *, is_answer: bool) -> bool:
+        """Wait as long as a chunk is to be held back. Return whether it is to be passed on at all."""
         if self._delay:
             time.sleep(self._delay)
+        return True
 
 
 class _Link:
@@ -163,9 +164,10 @@ class _Link:
     def _pump(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while not self.is_over.is_set() and (data := source.recv(CHUNK)):
-                self.proxy.rest()
+                is_passed = self.proxy.passes(self, data, is_answer=source is self.server)
                 self.speaks.wait()
-                target.sendall(data)
+                if is_passed:
+                    target.sendall(data)
         # The end of the connection is held back as well: through a black hole the other side does not learn of it.
         self.speaks.wait()
         self.reset()

@@ -1,4 +1,4 @@
-"""Tasks with steps, whose processes are killed and frozen at any moment."""
+"""Tasks with steps, with real processes: races, deploys, and deaths while children are enqueued."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import random
 import signal
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,42 +19,7 @@ from tests.sample.models import Effect
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.django_db(transaction=True)]
 
-JOURNEYS, PARTS, FAULTS, RACES = 20, 10, 12, 200
-
-
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-def test_each_atomic_step_happens_once_and_only_the_last_other_one_may_repeat(worker_process, eventually, fault):
-    """The faults come at random moments, also between the effect of a step and its record."""
-    process = worker_process("--threads", "4", "--processes", "2")
-    results = [step_tasks.journey.enqueue(number) for number in range(JOURNEYS)]
-    faults = 0
-    while faults < FAULTS and Task.objects.exclude(status="SUCCESSFUL").exists():
-        time.sleep(random.uniform(0.1, 0.5))
-        with suppress(ProcessLookupError, IndexError):
-            [starter] = children_of(process.process.pid)
-            os.kill(random.choice(children_of(starter)), fault)
-            faults += 1
-    for number in range(JOURNEYS):
-        emit(f"go on:{number}")
-
-    def have_succeeded():
-        # Four deaths in a row, without a record in between, make a task fail as the one that causes them.
-        Task.objects.exclude(failures__outcome="FAILED").retry()
-        return not Task.objects.exclude(status="SUCCESSFUL").exists()
-
-    eventually(have_succeeded, why="a task is left behind")
-    atomic, plain = (
-        Counter(Effect.objects.filter(name=name).values_list("number", flat=True)) for name in ("atomic", "plain")
-    )
-    wanted = {number * PARTS + part for number in range(JOURNEYS) for part in range(PARTS)}
-    assert set(atomic) | set(plain) == wanted
-    assert set(atomic.values()) == {1}
-    # A fault interrupts at most the attempts of all threads of one process.
-    assert sum(plain.values()) - len(plain) <= 4 * faults
-    assert Step.objects.filter(kind="STEP").count() == JOURNEYS * PARTS
-    for each in results:
-        each.refresh()
-        assert each.return_value == list(range(PARTS)), "the results are in order"
+JOURNEYS, PARTS, RACES = 20, 10, 200
 
 
 def test_of_an_event_and_the_timeout_at_the_same_moment_one_is_recorded_and_stays(worker_process, eventually):

@@ -16,10 +16,10 @@ from django.db import Error as DatabaseFailure
 from django.db import connection
 from django.db.models.functions import Now
 
-from django_pglock import TaskContext, task
+from django_pglock import TaskContext, emit, task
 from django_pglock.errors import TaskStopped
 from django_pglock.worker.child import in_flight
-from tests.sample.models import Run
+from tests.sample.models import Effect, Letter, Run
 
 #: Seconds for which a function tries to write that it ends. Until it has, it has not ended.
 LAST_WORD = 60.0
@@ -144,3 +144,54 @@ def hoard(context: TaskContext):
 @task
 def tell_time():
     return time.time()
+
+
+# A task of ten steps, struck at each of its statements
+
+
+def leave(kind: str, number: int) -> int:
+    Effect.objects.create(name=kind, number=number)
+    return number
+
+
+@task(max_attempts=20, backoff=0.05)
+def leave_as_child(number):
+    return leave("child", number)
+
+
+@task(max_attempts=20, backoff=0.05)
+def announce(number):
+    emit(f"announced:{number}")
+
+
+def leave_and_announce(number: int) -> int:
+    """The event comes before, while or after the task begins to wait for it."""
+    announce.enqueue(number)
+    return leave("atomic", number)
+
+
+#: The parts of ``ten_steps`` that leave effects, in order, with the kind of their effects.
+ATOMIC, PLAIN, CHILDREN = "atomic", "plain", (71, 72, 73)
+PARTS = {10: PLAIN, 20: ATOMIC, 31: ATOMIC, 32: ATOMIC, 33: ATOMIC, 40: PLAIN, 60: ATOMIC, 90: PLAIN, 100: ATOMIC}
+#: The texts of the rows that it reads.
+ROWS = ("31", "32", "33")
+
+
+@task(takes_context=True, max_attempts=20, backoff=0.05)
+def ten_steps(context: TaskContext):
+    base = int(context.task_result.id) * 1000
+    found = [context.step("pay", leave, PLAIN, base + 10)]
+    found.append(context.atomic_step("book", leave, ATOMIC, base + 20))
+    for rows in context.chunks("rows", Letter.objects.all(), size=2):
+        with rows:
+            for row in rows:
+                leave(ATOMIC, base + int(row.text))
+    found.append(context.step("pack", leave, PLAIN, base + 40))
+    context.sleep("rest", 0.02)
+    found.append(context.atomic_step("announce", leave_and_announce, base + 60))
+    context.wait_for(f"announced:{base + 60}", timeout=None, name="announced")
+    children = context.gather("children", [leave_as_child.call_of(base + each) for each in CHILDREN])
+    found += [each.return_value for each in children]
+    found.append(context.step("mail", leave, PLAIN, base + 90))
+    found.append(context.atomic_step("close", leave, ATOMIC, base + 100))
+    return found
