@@ -374,7 +374,9 @@ RETRY = Verb(
     ),
     offer=Offer(
         option="dependants",
-        help=_("Retry the tasks that were cancelled because of these as well. They wait for these again."),
+        help=_(
+            "Retry the tasks that were cancelled because of these as well. They wait for these again. Default: yes."
+        ),
         is_preset=True,
         find=cancelled_because_of,
         text=lambda n: ngettext(
@@ -442,7 +444,7 @@ CANCEL = Verb(
     ),
     offer=Offer(
         option="parts",
-        help=_("Cancel the unfinished tasks as well for which only these wait."),
+        help=_("Cancel the unfinished tasks as well for which only these wait. Default: no."),
         is_preset=False,
         find=unfinished_parts,
         text=lambda n: ngettext(

@@ -46,7 +46,9 @@ CALLS: dict[str, tuple[str, Callable[[World], object]]] = {
         lambda world: enqueue_many(keyed.step.using(after=world.parents), ["a", "b"]),
     ),
     "retry": ("", lambda world: Task.objects.all().retry()),
+    "retry_dependants": ("after", lambda world: Task.objects.exclude(meta__has_key="after").retry(dependants=True)),
     "cancel": ("", lambda world: Task.objects.all().cancel()),
+    "cancel_parts": ("after family", lambda world: Task.objects.filter(waits_for__gt=0).cancel(parts=True)),
     "discard": ("plain unique after family", lambda world: Task.objects.all().discard()),
     "run_now": ("plain key shared", lambda world: Task.objects.all().run_now()),
     "prune": ("plain unique after family", lambda world: Task.objects.all().prune(older_than=0, statuses=[*FINISHED])),
@@ -54,7 +56,7 @@ CALLS: dict[str, tuple[str, Callable[[World], object]]] = {
     "move_to_queue": ("plain", lambda world: Task.objects.all().move_to_queue("other")),
     "pause": ("plain", lambda world: Queue.objects.pause("default")),
 }
-RETRIES, PRUNES = {"retry", "discard"}, {"prune", "delete_finished"}
+RETRIES, PRUNES = {"retry", "retry_dependants", "discard"}, {"prune", "delete_finished"}
 
 
 def add(name: str, worlds: str, call: Callable[[World], object]) -> None:

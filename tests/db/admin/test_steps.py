@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from html.parser import HTMLParser
+from io import StringIO
 
 import pytest
+from django.core.management import call_command
 from django.db.models.functions import Now
 from django.urls import reverse
 
@@ -85,6 +88,26 @@ def test_long_results_are_cut_and_large_ones_are_not_read(client):
     Task.objects.update(meta={"redact": ["s1"]})
     said = [row["said"] for row in client.get(address).context["pglock_steps"]]
     assert [(len(each), each[-1:]) for each in said] == [(12, '"'), (201, "…"), (0, ""), (3, '"')]
+
+
+@pytest.mark.parametrize(
+    ("redact", "shown"),
+    [
+        (["charge"], ["[redacted]", {"name": "book"}, None]),
+        (["name"], [{"name": "[redacted]"}, {"name": "[redacted]"}, None]),
+        (True, ["[redacted]"] * 3),
+        ([], [{"name": "charge"}, {"name": "book"}, None]),
+    ],
+    ids=["by the name of the step", "inside of results", "all", "nothing"],
+)
+def test_results_of_steps_are_redacted_on_the_page_and_at_the_command_line(client, redact, shown):
+    result = step_tasks.order.enqueue(7)
+    run_tasks(until="due")
+    Task.objects.update(meta={"redact": redact})
+    page = client.get(url("task", "change", result.id)).context["pglock_steps"]
+    assert [json.loads(row["said"] or "null") for row in page] == shown
+    call_command("locktasks", "show", result.id, "--json", stdout=(out := StringIO()))
+    assert [each["result"] for each in json.loads(out.getvalue())["steps"]] == shown
 
 
 class Forms(HTMLParser):
