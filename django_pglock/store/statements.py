@@ -35,7 +35,6 @@ from weakref import WeakKeyDictionary
 from django.db import connections
 from django.db.models import BooleanField, F, Func, Value
 from psycopg import ClientCursor
-from psycopg.errors import DivisionByZero
 
 from django_pglock.errors import model_of
 from django_pglock.postgres.connections import in_transaction, is_pooled
@@ -141,13 +140,6 @@ def run(
         # ``description`` would make an object of each column. In a pipeline of psycopg there is no result yet.
         result = cursor.pgresult
         return cursor.fetchall() if result is not None and result.nfields else []
-
-
-def has_divided_by_zero(error: Exception) -> bool:
-    """Return whether a statement of ours has failed in this way, because it has not found its row."""
-    cause: Any = error.__cause__
-    # A trigger of the project that divides by zero has a context: the name of its function.
-    return getattr(cause, "sqlstate", None) == DivisionByZero.sqlstate and cause.diag.context is None
 
 
 def message(using: str, *parts: Part) -> str:

@@ -20,13 +20,12 @@ from threading import get_ident
 from time import monotonic
 from typing import Any, TypeVar
 
-from django.db import Error as DatabaseFailure
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import OuterRef, Q, Subquery
 from django.db.models.lookups import IsNull
 
 from django_pglock.conf import get_settings
-from django_pglock.errors import ClaimLost, StepError, TaskResultError
+from django_pglock.errors import ClaimLost, StepError, TaskResultError, model_of
 from django_pglock.loggers import WORKER, RateOfRecords, get_logger
 from django_pglock.postgres.connections import connection_for, has_manual_transaction
 from django_pglock.postgres.message import is_plain_django, literals, send
@@ -39,7 +38,6 @@ from django_pglock.store.statements import (
     Part,
     array_of_texts,
     filled,
-    has_divided_by_zero,
     is_among,
     message,
     rows_of,
@@ -95,9 +93,15 @@ FROM {task} AS task WHERE task.id = %s AND task.attempts = %s AND task.status = 
 ON CONFLICT DO NOTHING
 RETURNING date_part('epoch', started_at)
 """
-# The last statement of the transaction of a step. If it records nothing, it fails with a division by zero. Then the
-# COMMIT that follows in the same message is not executed.
-RECORD_OWN = f"WITH new (started_at) AS ({RECORD}) SELECT min(started_at), 1 / count(*) FROM new"
+# The last statement of the transaction of a step. If the claim is lost, or the step is recorded already, a constraint
+# of the table refuses it. Then the COMMIT that follows in the same message is not executed. A division by zero, as for
+# an atomic task, needs a statement that takes twice as long.
+RECORD_OWN = """
+INSERT INTO {step} (name, number, kind, result, failure, started_at, finished_at, attempt, task_id)
+VALUES (%s, %s, %s, %s::jsonb, %s::jsonb, clock_timestamp() - make_interval(secs => %s), clock_timestamp(), %s,
+        (SELECT task.id FROM {task} AS task WHERE task.id = %s AND task.attempts = %s AND task.status = 'RUNNING'))
+RETURNING date_part('epoch', started_at)
+"""
 # How far a loop over rows has come, if it was there before these rows. The transaction of an attempt that was taken for
 # dead may commit its position after the next attempt has read the records, and has begun with the same rows.
 NOTE_POSITION = """
@@ -319,7 +323,7 @@ class RecordedSteps(Steps):
         if failure and has_manual_transaction(connection := connection_for(self.using)):
             connection.rollback()
         values = (name, number, kind.value, None if failure else text, told, repr(seconds))
-        row = self._send(RECORD_OWN if is_last else RECORD, *values, is_last=is_last)
+        row = self._send_last(*values) if is_last else self._send(RECORD, *values)
         if row:
             self.records[name] = Record(number, kind.value, as_stored(text), failure, row[0])
             count_step(self.claim.queue, self.claim.task_path, STEPS)
@@ -345,7 +349,17 @@ class RecordedSteps(Steps):
             self.leave(HandedBack())
         super().note_position(chunk)
 
-    def _send(self, statement: str, *values: str | int | None, is_last: bool = False) -> Sequence[Any] | None:
+    def _send_last(self, *values: str | int | None) -> Sequence[Any] | None:
+        """Send the record of a step and the COMMIT of its transaction, and return its row; None: it is refused."""
+        try:
+            return self._send(RECORD_OWN, *values, self.claim.attempt, commits=True)
+        except IntegrityError as error:
+            cause: Any = error.__cause__
+            if getattr(cause.diag, "table_name", None) != model_of("Step")._meta.db_table:
+                raise
+            return None
+
+    def _send(self, statement: str, *values: str | int | None, commits: bool = False) -> Sequence[Any] | None:
         """Send a statement that the claim guards, and return its row, if it has one.
 
         Not by Django's cursor, which takes as long as all the rest of a record.
@@ -357,14 +371,9 @@ class RecordedSteps(Steps):
         parts: list[Part] = [text]
         if self.claim.retries or self.claim.rescues:
             parts.insert(0, (COUNT_ANEW, fence))
-        if is_last and is_plain_django(connection) and len(connection.atomic_blocks) == 1:
+        if commits and is_plain_django(connection) and len(connection.atomic_blocks) == 1:
             parts.append("COMMIT")
-        try:
-            return send(connection, text if parts == [text] else message(self.using, *parts))
-        except DatabaseFailure as error:
-            if is_last and has_divided_by_zero(error):
-                return None
-            raise
+        return send(connection, text if parts == [text] else message(self.using, *parts))
 
     def count_anew(self) -> None:
         """Count attempts, and deaths of workers, anew. The row does so since the commit of the record."""

@@ -96,7 +96,7 @@ def test_a_record_is_one_message_with_its_commit(monkeypatch):
     sample.book_and_charge.enqueue()
     assert outcomes() == ["succeeded"]
     idle = TransactionStatus.IDLE
-    assert sent == [("INSERT", False, idle), ("WITH", True, idle)]
+    assert sent == [("INSERT", False, idle), ("INSERT", True, idle)]
 
 
 def test_a_coroutine_continues_behind_its_last_step():

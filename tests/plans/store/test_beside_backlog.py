@@ -319,7 +319,7 @@ def steps(backlog):
     return {
         "RECORDS": Call(filled(RECORDS), (first,)),
         "RECORD": Call(filled(RECORD), ("new", 1, "STEP", "1", None, 0.0, first, 1)),
-        "RECORD_OWN": Call(filled(RECORD_OWN), ("last", 1, "STEP", "1", None, 0.0, first, 1)),
+        "RECORD_OWN": Call(filled(RECORD_OWN), ("last", 1, "STEP", "1", None, 0.0, 1, first, 1)),
         "NOTE_POSITION": Call(filled(NOTE_POSITION), ('"6"', "rows", 1, '"7"', False, first, 1)),
         "COUNT_ANEW": Call(filled(COUNT_ANEW), (first, 1)),
         "SUSPEND": Call(filled(SUSPEND), ([first], [1], ["rest"], [1], ["EVENT"], ["came 7"], [True])),
