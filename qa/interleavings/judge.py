@@ -11,6 +11,7 @@ from django_pglock.models import Task, Waiter
 from django_pglock.store.admit import admit, blocked_keys
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.release import orphaned_waiters, release
+from django_pglock.store.steps import missed_events, wake_waiting
 from qa.interleavings.laws import Laws
 from qa.interleavings.sessions import READ_COMMITTED, Died, VerbRun
 from qa.interleavings.verbs import Results, Verb
@@ -69,6 +70,7 @@ class Judge(Laws):
             # Upkeep does what a process that died has left undone.
             release("default", (awaited for _, awaited in orphaned_waiters("default", 0) if awaited is not None))
             admit("default", blocked_keys("default", ""))
+            wake_waiting("default", [event for event, is_there in missed_events("default", "") if is_there])
             self.is_owed = False
             self.look()
             self.all_hold()

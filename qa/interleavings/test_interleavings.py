@@ -17,11 +17,13 @@ from qa.interleavings.cases import Case, CaseRunner, Walk, pairs, walks
 from qa.interleavings.families import family
 from qa.interleavings.schedules import schedules
 from qa.interleavings.sessions import COMMIT
+from qa.interleavings.verbs import VERBS
+from qa.interleavings.waits import waits
 
 IS_SHORT = os.environ.get("PGLOCK_INTERLEAVINGS") != "all"
 WALKS = 20 if IS_SHORT else 2000
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 if IS_SHORT else 0)]
-BUILDS = (*worlds.BUILDS, schedules, family)
+BUILDS = (*worlds.BUILDS, schedules, family, waits)
 in_world = pytest.mark.parametrize("runner", BUILDS, indirect=True, ids=lambda build: build.__name__)
 
 
@@ -51,6 +53,13 @@ def test_no_order_of_their_statements_violates_an_invariant(runner):
     found = failures(runner, walks(runner.world.name, [*runner.record_all()], WALKS))
     assert found == []
     assert runner.blocked, "the verbs do not meet"
+
+
+@pytest.mark.parametrize("runner", [waits], indirect=True)
+def test_an_event_and_a_task_that_begins_to_wait_do_not_miss_each_other(runner):
+    """Each verb of waits beside each other one, stopped at each of its statements, also in the short form."""
+    own = {name: run for name, run in runner.record_all().items() if VERBS[name].worlds == {"waits"}}
+    assert failures(runner, pairs("waits", own, is_short=False)) == []
 
 
 @pytest.mark.parametrize("runner", [schedules], indirect=True)

@@ -88,11 +88,18 @@ def settling(world: World, results: Results, outcomes: list[tuple[Claim, Outcome
 
 def note_accepted(service: settler.Settler, results: Results) -> None:
     """Note in the results which outcomes the database accepts."""
-    write = service._settle
+    write, depth = service._settle, 0
 
     def settle_kind(ended_claims: list[EndedClaim]) -> dict[int, Any]:
-        accepted = write(ended_claims)
-        results.accepted += [(each.claim, each.outcome) for each in ended_claims if each.claim.id in accepted]
+        nonlocal depth
+        depth += 1
+        try:
+            accepted = write(ended_claims)
+        finally:
+            depth -= 1
+        if not depth:
+            # It calls itself for those whose rows nobody has locked, and returns these as well.
+            results.accepted += [(each.claim, each.outcome) for each in ended_claims if each.claim.id in accepted]
         return accepted
 
     write_plain = service._settle_plain

@@ -18,6 +18,7 @@ from django.db.models.functions import Now
 
 from django_pglock.models import (
     Attempt,
+    Event,
     Number,
     Queue,
     RateLimit,
@@ -44,7 +45,7 @@ NAMES = [each.attname for each in FIELDS]
 PK = NAMES.index("id")
 #: The columns of JSON. Sessions of Django return it as text.
 JSON = {number for number, each in enumerate(FIELDS) if isinstance(each, models.JSONField)}
-MODELS = (Worker, Queue, Number, RateLimit, Schedule, Task, Attempt, Waiter, Step)
+MODELS = (Worker, Queue, Number, RateLimit, Schedule, Task, Attempt, Waiter, Step, Event)
 TABLES = [each._meta.db_table for each in MODELS]
 FAILED = Failed(Failure("builtins.ValueError", "Traceback …"))
 #: Waits for a place at its key, and can be replaced while it does.

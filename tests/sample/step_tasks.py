@@ -104,6 +104,11 @@ def approval(context, seconds):
         return str(error)
 
 
+@task(takes_context=True, lock="approval:{number}")
+def approval_of(context, number):
+    return context.wait_for("approved", timeout=3600)
+
+
 #: The seconds of the wait of ``race``.
 RACE = 3.0
 
