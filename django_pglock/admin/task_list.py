@@ -39,7 +39,7 @@ from django_pglock.models import Task, Worker
 from django_pglock.store.attempts import last_ended_by
 from django_pglock.store.count import MOST_SEARCHED
 from django_pglock.store.id_range import id_in, ids_between, search_end
-from django_pglock.store.statements import MOST_COUNTED, in_status
+from django_pglock.store.statements import in_status, is_among
 from django_pglock.store.steps import suspended, waiting_for_event
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import positional_names
@@ -49,6 +49,8 @@ from django_pglock.tasks.states import FINISHED, TaskStatus
 
 #: Tasks are not enqueued exactly in the order of their ids: a transaction may have got its ids earlier.
 ORDER_TOLERANCE = timedelta(minutes=1)
+#: The tasks that wait for one event and are searched at most: each is looked up by its id.
+MOST_WAITING = 2000
 #: Parameters that choose no tasks: Django's own, which change the page or the order.
 _NO_FILTERS = {"p", "o", "e", "all"}
 #: The orders of lists. The index of the failed tasks of a group has no column for the status: with it, a count would
@@ -73,7 +75,6 @@ class Index:
 #: The indexes, those that leave the fewest tasks first. Groups of failures have links only.
 INDEXES = (
     Index("pglock_task_fingerprint", frozenset([TaskStatus.FAILED.value]), parameter="fingerprint__exact"),
-    Index("pglock_step_event", frozenset([TaskStatus.SCHEDULED.value]), parameter="event"),
     Index("pglock_task_lock", _STATUSES - FINISHED | {""}, BY_STATUS, parameter="key"),
     Index("pglock_task_attention", _STATUSES - {TaskStatus.SUCCESSFUL}, BY_STATUS),
     # Most tasks have succeeded, so a search finds them soon along the primary key.
@@ -102,6 +103,8 @@ class Reading:
         self.index = next((each for each in fitting if not each.parameter or others == {each.parameter}), INDEXES[-1])
         #: Whether only the newest tasks of the index are searched, because it does not serve all filters.
         self.is_search = self.status not in self.index.statuses or not others <= {self.index.parameter}
+        #: The last one of the tasks that wait for the chosen event, if there may be more.
+        self.last_waiting: int | None = None
         self._ids: dict[str, int] | None = None
 
     @classmethod
@@ -128,6 +131,8 @@ class Reading:
 
     def search_end(self, using: str) -> int | None:
         """Return the id at which a search among the newest tasks stops; None if it reaches the oldest task."""
+        if "event" in self.chosen:
+            return self.last_waiting
         tasks = Task.objects.using(using).filter(**self.ids(using)).order_by(*self.index.order)
         if self.below is not None:
             tasks = tasks.filter(pk__lt=self.below)
@@ -266,8 +271,11 @@ def _by_metadata(reading: Reading, rows: Any, value: str) -> Any:
 
 
 def _by_event(reading: Reading, rows: Any, value: str) -> Any:
-    """Keep the tasks that wait for the event."""
-    return waiting_for_event(rows, value, below=reading.below, limit=MOST_COUNTED + 1)
+    """Keep the newest tasks that wait for the event."""
+    # Read before: with a join the server might read all tasks.
+    ids = waiting_for_event(rows.db, value, below=reading.below, limit=MOST_WAITING)
+    reading.last_waiting = ids[-1] if len(ids) == MOST_WAITING else None
+    return reading.in_status(rows, TaskStatus.SCHEDULED.value).filter(is_among(ids))
 
 
 _typed = partial(filter_of, TypedFilter)
@@ -326,7 +334,8 @@ class IndexedList(CappedChangeList):
         return len({getattr(row, column) for row in self.result_list}) > 1
 
     def _search(self, reading: Reading) -> None:
-        self.searched, self.search_end = MOST_SEARCHED, reading.search_end(self.root_queryset.db)
+        self.searched = MOST_WAITING if "event" in reading.chosen else MOST_SEARCHED
+        self.search_end = reading.search_end(self.root_queryset.db)
         if self.search_end is not None:
             self.queryset = self.queryset.filter(pk__gt=self.search_end)
         rows = list(self.queryset[: self.list_per_page + 1])

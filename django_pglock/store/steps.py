@@ -38,7 +38,6 @@ from django_pglock.store.statements import (
     Part,
     array_of_texts,
     filled,
-    is_among,
     message,
     rows_of,
     run,
@@ -530,14 +529,15 @@ def suspended(tasks: Any) -> Any:
     return tasks.filter((Q(status=TaskStatus.SCHEDULED) & is_open) | gathers)
 
 
-def waiting_for_event(tasks: Any, event: str, *, below: int | None = None, limit: int) -> Any:
-    """Return the newest tasks that wait for an event; ``below``: only those with lower ids."""
-    steps = rows_of("Step", tasks.db).filter(event=event, finished_at__isnull=True)
+def waiting_for_event(using: str, event: str, *, below: int | None = None, limit: int) -> list[int]:
+    """Return the ids of the newest tasks with an open wait for an event; ``below``: only lower ids.
+
+    A task that was cancelled while it waited is among them.
+    """
+    steps = rows_of("Step", using).filter(event=event, finished_at__isnull=True)
     if below is not None:
         steps = steps.filter(task__lt=below)
-    # Read before: with a join the server might read all tasks. In these words and this order the index is used.
-    ids = steps.order_by("-event", "-task_id").values_list("task_id", flat=True)[:limit]
-    return tasks.filter(is_among(list(ids)), status=TaskStatus.SCHEDULED)
+    return list(steps.order_by("-event", "-task_id").values_list("task_id", flat=True)[:limit])
 
 
 def forget_from(using: str, task_id: int, name: str) -> list[str]:

@@ -8,10 +8,11 @@ from datetime import timedelta
 import pytest
 
 from django_pglock import emit
+from django_pglock.admin import task_list
 from django_pglock.models import Event, Step, Task
 from django_pglock.tasks import registry
 from django_pglock.testing import run_tasks
-from tests.db.admin.visits import ids, logged, page_of, person, said, url, with_csrf_checks
+from tests.db.admin.visits import LIST, ids, logged, page_of, person, said, url, with_csrf_checks
 from tests.sample import step_tasks, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -142,3 +143,17 @@ def test_the_children_of_a_task_are_listed_linked_and_counted(client, monkeypatc
     answer = client.post(url("task", "verb", parent.id, "cancel"), follow=True)
     assert said(answer) == ["1 task was cancelled, or asked to end if it runs."], "the children need no question"
     assert {each.status for each in Task.objects.all()} == {"CANCELLED"}
+
+
+def test_more_tasks_wait_for_an_event_than_a_page_searches(client, monkeypatch):
+    monkeypatch.setattr(task_list, "MOST_WAITING", 3)
+    person(client, "view_task")
+    waiting = [int(step_tasks.aorder.enqueue(7).id) for _ in range(5)]
+    run_tasks(until="due")
+    page = client.get(LIST, {"event": "packed:7"})
+    assert "Only the newest 3 tasks were searched" in page.content.decode()
+    found = []
+    while (shown := page.context["cl"]).older_query:
+        found += [row.pk for row in shown.result_list]
+        page = client.get(f"{LIST}{shown.older_query}")
+    assert [*found, *(row.pk for row in shown.result_list)] == waiting[::-1]
