@@ -16,7 +16,7 @@ from django.utils.module_loading import autodiscover_modules
 from django_pglock.contrib.celery import canvas, options
 from django_pglock.contrib.celery import result as results
 from django_pglock.contrib.celery.options import conf
-from django_pglock.contrib.celery.task import Task, current_task, make, register
+from django_pglock.contrib.celery.task import Task, current_task, make, register, when
 from django_pglock.errors import ConfigurationError
 
 get_task_logger = logging.getLogger
@@ -24,9 +24,6 @@ _SAME = {f"celery.{name}": f".{name}" for name in ("app", "canvas", "exceptions"
 _TASK = dict.fromkeys(("celery.app.task", "celery.contrib.django.task"), ".task")
 #: Modules of Celery, each with the module of the bridge that has its names.
 MODULES = {"celery": "", "celery.utils.log": ".app", **_SAME, **_TASK}
-
-#: What imports modules of tasks when Django is ready.
-to_import: list[Callable[[], Any]] = []
 
 
 def revoke(task_id: Any, *args: Any, **ignored: Any) -> None:
@@ -48,7 +45,7 @@ class Celery:
     def __init__(self, main: str | None = None, include: Iterable[str] = (), **ignored: Any) -> None:
         self.main = main
         for module in include:
-            _import_later(partial(import_module, module))
+            when(apps.ready, partial(import_module, module))
 
     def __getattr__(self, name: str) -> Any:
         raise options.missing("app", name)
@@ -74,7 +71,7 @@ class Celery:
 
     def autodiscover_tasks(self, packages: Any = None, related_name: str = "tasks", force: bool = False) -> None:
         """Import the modules of this name in all apps, when Django is ready."""
-        _import_later(partial(autodiscover_modules, related_name))
+        when(apps.ready, partial(autodiscover_modules, related_name))
 
     def send_task(self, name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Enqueue a call of a task by its name. Raises ``NotRegistered``."""
@@ -95,13 +92,6 @@ def shared_task(*args: Any, **options: Any) -> Any:
     ``ignore_result``: the returned value is not stored. Raises ``TaskOptionError`` for other options.
     """
     return current_app.task(*args, **options)
-
-
-def _import_later(function: Callable[[], Any]) -> None:
-    if apps.ready:
-        function()
-    else:
-        to_import.append(function)
 
 
 def install() -> None:

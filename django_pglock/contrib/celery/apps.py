@@ -7,7 +7,7 @@ from typing import Any
 from django.apps import AppConfig
 from django.core.checks import Error, register
 
-from django_pglock.contrib.celery import app, options, task
+from django_pglock.contrib.celery import options, task
 
 
 class CeleryConfig(AppConfig):
@@ -18,9 +18,8 @@ class CeleryConfig(AppConfig):
     label = "django_pglock_celery"
 
     def ready(self) -> None:
-        task.define_pending()
-        while app.to_import:
-            app.to_import.pop(0)()
+        while task.pending:
+            task.pending.pop(0)()
         register(check_settings)
 
 

@@ -18,6 +18,7 @@ from django.db import transaction
 from django_pglock.contrib.celery.exceptions import NotRegistered
 from django_pglock.contrib.celery.options import NEEDED, conf
 from django_pglock.contrib.celery.result import BACKEND, GroupResult
+from django_pglock.tasks import registry
 from django_pglock.tasks.backends import database_of_tasks
 
 #: All tasks of the bridge, by their names: only these are called, whatever a row says.
@@ -48,7 +49,7 @@ class Signature(dict[str, Any]):
     @property
     def type(self) -> Any:
         """The task. Raises ``NotRegistered`` for a name that this process does not know."""
-        if self.task not in tasks:
+        if self.task not in tasks and not (registry.import_function(self.task) and self.task in tasks):
             raise NotRegistered(f"No task is called {self.task!r}. Its module is not imported, or it was removed.")
         return tasks[self.task]
 
@@ -117,6 +118,8 @@ class chain(Signature):  # noqa: N801 - Celery's name
     """Calls one after the other. Each gets the result of the one before."""
 
     kind = "chain"
+    #: How many of the calls get the arguments of the whole; None: all.
+    takers: int | None = 1
 
     def __init__(self, *calls: Any, **options: Any) -> None:
         several = calls[0] if len(calls) == 1 and not isinstance(calls[0], Mapping) else calls
@@ -134,14 +137,10 @@ class chain(Signature):  # noqa: N801 - Celery's name
 
     def clone(self, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
         copy = deepcopy(self)
-        for call in copy.first():
-            call.update(call.clone(args, kwargs))
+        copy.kwargs["tasks"] = calls = copy.tasks
+        for number, call in enumerate(calls[: self.takers]):
+            calls[number] = call.clone(args, kwargs)
         return copy.set(**options)
-
-    def first(self) -> list[Any]:
-        """Return the calls that get the arguments of the whole."""
-        self.kwargs["tasks"] = self.tasks
-        return self.kwargs["tasks"][:1]  # type: ignore[no-any-return]
 
     def start(self, options: Mapping[str, Any] | None = None, after: Any = None) -> Any:
         first = self.own(options)
@@ -158,10 +157,7 @@ class group(chain):  # noqa: N801
     """Calls beside each other. What follows gets the list of their results."""
 
     kind = "group"
-
-    def first(self) -> list[Any]:
-        self.kwargs["tasks"] = self.tasks
-        return self.kwargs["tasks"]  # type: ignore[no-any-return]
+    takers = None
 
     def start(self, options: Mapping[str, Any] | None = None, after: Any = None) -> Any:
         own = self.own(options)

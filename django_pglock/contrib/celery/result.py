@@ -16,6 +16,7 @@ from django_pglock.errors import TaskError, model_of
 from django_pglock.tasks.backends import database_of_tasks
 from django_pglock.tasks.claim import running_claim
 from django_pglock.tasks.compat import task_backends
+from django_pglock.tasks.results import error_of
 
 #: The name of the backend in ``TASKS`` that the bridge uses.
 BACKEND = "default"
@@ -61,12 +62,7 @@ class AsyncResult:
         row = rows(self.id).first()
         if row is None:
             return states.PENDING, None, None
-        if row.finished_at is None:
-            return _unfinished(row)
-        return states.OF_STATUS[row.status], *_ended(self._row_result(), row.status)
-
-    def _row_result(self) -> Any:
-        return task_backends[BACKEND].get_result(str(number_of(self.id)))
+        return _unfinished(row) if row.finished_at is None else (states.OF_STATUS[row.status], *_ended(row))
 
     #: PENDING, STARTED, RETRY, SUCCESS, FAILURE or REVOKED; PROGRESS while it runs and has reported some.
     status = state = property(lambda self: self._read()[0])
@@ -90,7 +86,7 @@ class AsyncResult:
         """Wait for the end, ``timeout`` seconds at most, and return what the function has returned.
 
         Raises what the function has raised, or returns it without ``propagate``; ``TaskRevokedError`` for a cancelled
-        task, ``TimeoutError``, and ``TaskResultDoesNotExist`` for an unknown id.
+        task, and ``TimeoutError``, also if no other session sees the task.
         """
         self._wait(timeout)
         if propagate and isinstance(self.result, BaseException):
@@ -102,7 +98,10 @@ class AsyncResult:
     def _wait(self, timeout: float | None) -> None:
         if running_claim.get() is not None:
             raise RuntimeError("Never call result.get() within a task: all workers could wait like this. Use a chain.")
-        self._row_result().wait(timeout)
+        backend: Any = task_backends[BACKEND]
+        if not self.ready() and not backend.await_end(number_of(self.id), timeout):
+            why = backend.why_unfinished(number_of(self.id)) or "no other session sees it"
+            raise TimeoutError(f"Task {self.id} has not finished within {timeout} s: {why}.")
 
     def revoke(self, *args: Any, **ignored: Any) -> None:
         """Cancel the task: a waiting one does not run, and a running one is asked to stop."""
@@ -161,19 +160,18 @@ def _unfinished(row: Any) -> tuple[str, Any, None]:
     return states.RETRY if is_retried else states.OF_STATUS.get(row.status, states.PENDING), None, None
 
 
-def _ended(result: Any, status: str) -> tuple[Any, str | None]:
-    """Return the value or the exception of a task that has ended, and the traceback."""
-    if status == "SUCCESSFUL":
-        return decode(result.return_value), None
-    error: Any = _error_of(result.errors[-1]) if result.errors else "The task was cancelled."
-    return TaskRevokedError(str(error)) if status == "CANCELLED" else error, result.errors and result.errors[
-        -1
-    ].traceback
+def _ended(row: Any) -> tuple[Any, str | None]:
+    """Return the value or the exception of a task that has ended, and the traceback. Its function may be unknown."""
+    if row.status == "SUCCESSFUL":
+        return decode(row.result), None
+    last = row.failures.order_by("number").last()
+    error: Any = _error_of(error_of(last), last.traceback.strip()) if last else "The task was cancelled."
+    return TaskRevokedError(str(error)) if row.status == "CANCELLED" else error, last and last.traceback
 
 
-def _error_of(failure: Any) -> BaseException:
+def _error_of(failure: Any, text: str) -> BaseException:
     """Return the exception of a failed attempt: of its class if that is loaded and takes a message."""
-    path, text = failure.exception_class_path, failure.traceback.strip()
+    path = failure.exception_class_path
     # The last line of a traceback begins with the name of the class, and its module unless that is builtins.
     message = text.rpartition(f"{path.rpartition('.')[2]}: ")[2] if ": " in text else ""
     try:

@@ -465,8 +465,16 @@ def _takes_more_than_the_id(errback: Any) -> bool:
     return any(each.kind is Parameter.VAR_POSITIONAL for each in parameters) or len(positional) - len(errback.args) > 1
 
 
-#: Tasks that were decorated before there were settings, as in celery.py beside settings.py.
-pending: list[Task] = []
+#: What has to wait for the settings, or for the apps: a task that is decorated in celery.py beside settings.py.
+pending: list[Callable[[], Any]] = []
+
+
+def when(is_ready: bool, function: Callable[[], Any]) -> None:
+    """Call a function now, or when Django is ready."""
+    if is_ready:
+        function()
+    else:
+        pending.append(function)
 
 
 def make(function: Callable[..., Any], options: dict[str, Any], app: Any) -> Task:
@@ -485,16 +493,7 @@ def make(function: Callable[..., Any], options: dict[str, Any], app: Any) -> Tas
 
 
 def register(task: Task, app: Any) -> Task:
-    """Let workers find a task, and the tasks that came before the settings."""
+    """Let workers find a task."""
     canvas.tasks[task.name], task.app = task, app
-    pending.append(task)
-    if settings.configured:
-        define_pending()
+    when(settings.configured, partial(getattr, task, "definition"))
     return task
-
-
-def define_pending() -> None:
-    """Make the tasks of this package for those that were decorated."""
-    while pending:
-        # It is made when it is read.
-        _ = pending.pop(0).definition

@@ -18,6 +18,7 @@ from django_pglock.contrib.celery import AsyncResult, SoftTimeLimitExceeded, Tas
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Schedule
 from django_pglock.models import Task as Row
+from django_pglock.tasks import registry
 from django_pglock.testing import run_tasks
 
 pytestmark = pytest.mark.django_db
@@ -347,3 +348,17 @@ def test_an_argument_may_be_called_context():
 def test_a_schedule_checks_the_arguments_of_a_task():
     with pytest.raises(ValidationError, match="missing a required argument: 'x'"):
         Schedule.objects.create(name="wrong", task_path=f"{__name__}.add", expression="every 5 minutes")
+
+
+def test_a_result_can_be_read_where_the_function_is_not_known(monkeypatch):
+    worked, failed = add.delay(1), fails.delay("value")
+    run_tasks()
+    monkeypatch.setattr(registry, "_definitions", {})
+    assert (worked.get(), failed.state) == (1, "FAILURE")
+    with pytest.raises(ValueError, match="the text"):
+        failed.get()
+
+
+def test_a_wait_says_why_the_task_has_not_ended():
+    with pytest.raises(TimeoutError, match=r"has not finished within 0.1 s: it is READY in the queue 'default'"):
+        add.delay(1).get(0.1)
