@@ -15,6 +15,7 @@ from django_pglock.errors import PGLockError, StepError
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.claim import context_of
 from django_pglock.tasks.compat import Task
+from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.retry import MAX_DELAY
 from django_pglock.tasks.steps import Chunk, HandedBack, Kind, Record, Steps, Suspension, TaskCall, told
 
@@ -66,8 +67,8 @@ def run_steps(
     """Call a function with steps in memory, with these arguments, and check that it may be interrupted anywhere.
 
     The function is left after each step and called again, as after a deploy, a sleep, or the death of a worker. The
-    functions of the steps are called once. Nothing is enqueued, recorded or waited for, so it works in each test, also
-    without a database, if the function itself needs none.
+    functions of the steps are called once, and so are those of children. Nothing is enqueued, recorded or waited for.
+    So it works in each test, also without a database, if the functions need none.
 
     - ``events``: payloads by the names of events. Another event does not come, so ``EventTimeout`` is raised.
     - ``fail``: exceptions by the names of steps. Such a step is not called. It has spent its attempts, so
@@ -79,9 +80,9 @@ def run_steps(
     has not got from a step, such as a clock, a random number or a row. Raises ``StepError`` where a worker does.
     """
     definition: Any = task
-    if not definition.takes_context or definition.atomic or definition.group:
-        path = task.module_path
-        raise StepError(f"{path} cannot have steps. It needs takes_context=True, and neither atomic nor group.")
+    if not isinstance(definition, TaskFields) or not definition.takes_context or definition.atomic or definition.group:
+        text = "cannot have steps. It needs our backend, takes_context=True, and neither atomic nor group."
+        raise StepError(f"{task.module_path} {text}")
     story = Story(events or {}, fail or {}, interrupt_after)
     function: Any = async_to_sync(task.func) if iscoroutinefunction(task.func) else task.func
     context, args_text, kwargs_text = context_of(definition, args, kwargs), to_json(list(args)), to_json(kwargs)
