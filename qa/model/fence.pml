@@ -278,7 +278,7 @@ inline give_back(me) {
 }
 
 /* environment: HEARTBEAT_LIMIT passes after a claim. By then an answer has come or the session is given up
-   (worker/service.py: end_late), and the feeder is not between its list and its statement. */
+   (worker/service.py: trouble), and the feeder is not between its list and its statement. */
 inline grow_old() {
     status == RUNNING && !old && does[worker] != CLAIMED && !listed[worker];
     old = true
