@@ -141,7 +141,6 @@ class ForkServer:
         self._run_child = run_child
         # Their process ids, by their keys.
         self._children: dict[str, int] = {}
-        self._is_over = False
         # A signal, for which nothing else waits, ends the wait for requests.
         self._signals, self._wakeup = socket.socketpair()
         for each in (control, self._signals, self._wakeup):
@@ -157,37 +156,34 @@ class ForkServer:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
-        while not self._is_over:
-            select.select([self._control, self._signals], [], [])
-            with suppress(BlockingIOError):
-                self._signals.recv(_LONGEST_MESSAGE)
-            self._serve_requests()
-            self._reap()
+        # A ConnectionError: the parent has died, and has not read all.
+        with suppress(EOFError, ConnectionError):
+            while True:
+                select.select([self._control, self._signals], [], [])
+                with suppress(BlockingIOError):
+                    self._signals.recv(_LONGEST_MESSAGE)
+                with suppress(BlockingIOError):
+                    self._serve_requests()
+                self._reap()
         for pid in self._children.values():
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         return 0
 
     def _serve_requests(self) -> None:
-        """Serve what the parent has asked for. End if it has closed its end."""
-        try:
-            while True:
-                data, descriptors, *_ = socket.recv_fds(self._control, _LONGEST_MESSAGE, 1)
-                key = data.decode()
-                if descriptors:
-                    os.set_inheritable(descriptors[0], False)
-                    self._start(key, socket.socket(fileno=descriptors[0]))
-                elif key in self._children:
-                    # A process that has ended keeps its number until it is reaped, which only this thread does.
-                    with suppress(OSError):
-                        os.kill(self._children[key], signal.SIGKILL)
-                elif not data:
-                    self._is_over = True
-                    return
-        except BlockingIOError:
-            pass
-        except ConnectionError:  # the parent has ended, and has not read all
-            self._is_over = True
+        """Serve what the parent has asked for. Raises ``EOFError`` if it has closed its end."""
+        while True:
+            data, descriptors, *_ = socket.recv_fds(self._control, _LONGEST_MESSAGE, 1)
+            key = data.decode()
+            if descriptors:
+                os.set_inheritable(descriptors[0], False)
+                self._start(key, socket.socket(fileno=descriptors[0]))
+            elif key in self._children:
+                # A process that has ended keeps its number until it is reaped, which only this thread does.
+                with suppress(OSError):
+                    os.kill(self._children[key], signal.SIGKILL)
+            elif not data:
+                raise EOFError
 
     def _start(self, key: str, channel: socket.socket) -> None:
         starter = os.getpid()
