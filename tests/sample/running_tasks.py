@@ -330,7 +330,12 @@ def sleep_in_c(seconds):
 gate = threading.Event()
 
 
-@task(timeout=0.1, max_attempts=2, backoff=3600)
+def an_hour(exception, task_result):
+    """Ask the database, as a project's policy may."""
+    return 3600 if Effect.objects.count() >= 0 else 0
+
+
+@task(timeout=0.1, max_attempts=2, backoff=an_hour)
 def block_in_c():
     gate.wait(FOREVER)
 

@@ -280,7 +280,11 @@ class Child:
         # First what has ended is written, because tasks that still run are given up as late as possible: from then on,
         # the process has HANDOVER_DELAY seconds to end.
         await self._until(lambda: not self.in_flight.unsettled, LAST_WRITES)
-        self.have_all_finished = self.executor.give_up(HANDOVER_DELAY)
+        try:
+            # In a thread, because a backoff of the project may use the ORM, which Django refuses in a loop.
+            self.have_all_finished = await asyncio.to_thread(self.executor.give_up, HANDOVER_DELAY)
+        except RuntimeError:  # the process has no thread left
+            self.have_all_finished = self.executor.give_up(HANDOVER_DELAY)
         self.executor.loop.stop()
         ends_at = time.monotonic() + (LAST_WRITES if self.have_all_finished else HANDOVER_DELAY - MARGIN)
         await self._until(lambda: not self.in_flight.claims, ends_at - time.monotonic())

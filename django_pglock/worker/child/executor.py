@@ -107,6 +107,8 @@ class Executor:
             running = [claim for claim in self.in_flight.claims.values() if claim not in of_overdue]
             logger.warning("The grace period is over. Giving up %s.", ", ".join(map(str, running)))
             self.in_flight.abandon(running, delay)
+        # Those of this thread, which a backoff of the project has opened.
+        connections.close_all()
         return have_ended and not overdue
 
     def cancel(self, requests: Iterable[tuple[int, int]]) -> None:

@@ -152,7 +152,7 @@ def test_a_function_that_does_not_end_ends_its_worker_in_order(worker, eventuall
     assert first.have_all_finished is False
 
 
-def test_the_end_of_the_grace_is_a_timeout_for_functions_whose_time_is_over(worker, eventually, gate):
+def test_the_end_of_the_grace_is_a_timeout_for_functions_whose_time_is_over(worker, eventually, gate, caplog):
     """The others run again, without having lost an attempt."""
     process = worker(grace=0.5)
     late, busy = running.block_in_c.enqueue(), running.wait_for_note.enqueue("never")
@@ -160,6 +160,7 @@ def test_the_end_of_the_grace_is_a_timeout_for_functions_whose_time_is_over(work
     assert process.shutdown() is False
     assert [*Task.objects.filter(pk=late.id).values_list("status", "retries")] == [("SCHEDULED", 1)]
     assert [*Task.objects.filter(pk=busy.id).values_list("status", "retries")] == [("SCHEDULED", 0)]
+    assert "The default backoff is used" not in caplog.text, "that of the function may use the ORM"
     running.note("never")
 
 
