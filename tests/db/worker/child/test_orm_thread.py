@@ -147,6 +147,7 @@ def test_a_call_that_does_not_end_with_its_coroutine_ends_the_process_in_order(
     assert finished(late).status == "FAILED"
     waiting = tasks.write_in_coroutine.enqueue()
     eventually(lambda: process.child is not first)
-    [said] = [text for text in caplog.messages if "does not end" in text]
+    # The process says it after it has asked for its replacement.
+    [said] = eventually(lambda: [text for text in caplog.messages if "does not end" in text])
     assert "in pause" in said
     assert finished(waiting).status == "SUCCESSFUL"
