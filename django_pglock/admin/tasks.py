@@ -100,7 +100,7 @@ def wait_or_run_time(task: Task) -> str:
 @admin.display(description=_("enqueued"))
 def enqueued(task: Task) -> str:
     """Return how long ago the task was enqueued, and when as a title."""
-    at = timezone.localtime(task.enqueued_at)
+    at = timezone.localtime(task.enqueued_at) if timezone.is_aware(task.enqueued_at) else task.enqueued_at
     return format_html('<span title="{}">{}</span>', f"{at:{SECONDS}}", elapsed(task.enqueued_at))
 
 
