@@ -239,6 +239,8 @@ def test_unknown_task_paths_are_rescued_and_reported(eventually, worker, caplog)
         )
     worker(queues=["other"])
     eventually(lambda: {*Task.objects.values_list("status", flat=True)} == {"READY"})
+    # A thread writes the records.
+    eventually(lambda: sum("was taken back" in each.getMessage() for each in caplog.records) == len(names))
     assert [(row.task_path, row.queue) for row in Task.objects.order_by("id")] == [(name, name) for name in names]
     unknown = Task.objects.unknown()
     assert sorted(each[:3] for each in unknown) == sorted((name, name, 1) for name in names)
