@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Milliseconds that a task waits.
 NAPS = (5, 20, 50, 100, 400)
-#: In between, no share was smaller than with one of these.
+#: The fewest and the most. The table of docs/evidence/performance.md also had two and four.
 THREADS = (1, 8)
 #: Seconds for which one case runs, about, and the fewest tasks for each thread: they begin together, and end together.
 #: A case takes longer to prepare than to run.

@@ -90,7 +90,7 @@ def costs(bench: Bench, contestant: Contestant, count: int, function: str, *opti
             return left == 0
 
         bench.testbed.until(look)
-    if len(looks) < 2 or (done := looks[0][0] - looks[-1][0]) < count / 2:
+    if len(looks) < 2 or (done := looks[0][0] - looks[-1][0]) < count / 4:
         raise Failed(f"too few of {count:,} tasks were seen to end; give it more --tasks")
     _, seconds, *each = since(looks[0], looks[-1])
     return [done / seconds, *(value / done for value in each)]
