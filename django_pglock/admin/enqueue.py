@@ -13,6 +13,7 @@ from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import router, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html
+from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -31,7 +32,9 @@ class ArgumentsField(forms.JSONField):
     def __init__(self, kind: type, label: Any, help_text: Any) -> None:
         self.kind = kind
         widget = forms.Textarea(attrs={"rows": 5, "cols": 60, "spellcheck": "false"})
-        super().__init__(required=False, label=label, help_text=help_text, widget=widget)
+        # Without an initial value, the text would be "null".
+        about = {"label": capfirst(label), "help_text": help_text, "initial": kind}
+        super().__init__(required=False, widget=widget, **about)
 
     def clean(self, value: Any) -> Any:
         """Return the list or the object; an empty one for an empty text."""

@@ -51,11 +51,14 @@ def waiting_tasks(event: Event) -> str:
     )
 
 
+DATES = (as_moment("emitted_at", Event), as_moment("expires_at", Event))
+
+
 @admin.register(Event)
 class EventAdmin(ReadOnlyAdmin):
     """The events, the newest first. A search finds names by their beginning."""
 
-    list_display: Any = ["name", "emitted_at", "expires_at", payload]
+    list_display: Any = ["name", *DATES, payload]
     search_fields = ["name"]
     search_help_text = _("The beginning of the name of an event.")
     sortable_by = ()
@@ -65,8 +68,7 @@ class EventAdmin(ReadOnlyAdmin):
     fields: ClassVar[Any] = (
         "name",
         payload,
-        as_moment("emitted_at", Event),
-        as_moment("expires_at", Event),
+        *DATES,
         waiting_tasks,
     )
     #: To emit an event is to add one.

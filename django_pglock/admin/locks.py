@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.http import HttpRequest
@@ -11,6 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from django_pglock.admin.pages import ReadOnlyAdmin, elapsed, mark, needs, one_choice, record
+from django_pglock.admin.task_page import as_moment
 from django_pglock.models import AdvisoryLock, Lease
 
 
@@ -28,7 +30,8 @@ def terminate(model_admin: Any, request: HttpRequest, queryset: Any) -> None:
 class AdvisoryLockAdmin(ReadOnlyAdmin):
     """The list of advisory locks of the database: each holder, and below it the sessions that wait for the lock."""
 
-    list_display = ["named", "mode", "is_granted", "pid", "blocked_by", "waiters", "age", "application_name", "state"]
+    left_out_if_equal = ("mode", "blocked_by", "waiters", "application_name", "state")
+    list_display = ["named", "mode", "pid", "blocked_by", "waiters", "age", "application_name", "state"]
     list_filter = [("is_granted", admin.BooleanFieldListFilter), ("mode", admin.AllValuesFieldListFilter)]
     search_fields = ["name"]
     search_help_text = _("The name of a lock, a key, or the process id of a session.")
@@ -36,8 +39,8 @@ class AdvisoryLockAdmin(ReadOnlyAdmin):
     sortable_by = ()
     actions = [terminate]
     change_list_template = "admin/django_pglock/advisorylock/change_list.html"
-    fields = (
-        *("named", "key", "mode", "is_granted", "pid", "blocked_by", "waiters", "since"),
+    fields: ClassVar[Any] = (
+        *("named", "key", "mode", "is_granted", "pid", "blocked_by", "waiters", as_moment("since", AdvisoryLock)),
         *("application_name", "state", "username", "client_address", "query"),
     )
     has_terminate_permission = needs("terminate_advisorylock")
@@ -69,6 +72,9 @@ def free(model_admin: Any, request: HttpRequest, queryset: Any) -> None:
     (messages.success if count else messages.warning)(request, text % {"count": count})
 
 
+as_moment_of_lease = partial(as_moment, model=Lease)
+
+
 @admin.register(Lease)
 class LeaseAdmin(ReadOnlyAdmin):
     """The list of leases, the latest acquired first, and the page of one lease.
@@ -77,14 +83,23 @@ class LeaseAdmin(ReadOnlyAdmin):
     refuse the next holder.
     """
 
-    list_display = ["name", "state", "owner", "token", "ttl", "acquired_at", "renewed_at", "expires"]
+    list_display: Any = [
+        "name",
+        "state",
+        "owner",
+        "token",
+        "ttl",
+        *map(as_moment_of_lease, ("acquired_at", "renewed_at")),
+        "expires",
+    ]
     list_filter = [one_choice("held", _("state"), choice=("1", _("held")), method="held")]
     search_fields = ["name", "owner"]
     ordering = ["-acquired_at"]
     sortable_by = ()
     actions = [free]
-    fields = (
-        *("name", "state", "owner", "token", "ttl", "acquired_at", "renewed_at", "expires_at", "released_at"),
+    fields: ClassVar[Any] = (
+        *("name", "state", "owner", "token", "ttl"),
+        *map(as_moment_of_lease, ("acquired_at", "renewed_at", "expires_at", "released_at")),
         *("key", "holder"),
     )
     has_free_permission = needs("free_lease")

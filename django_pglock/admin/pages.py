@@ -161,6 +161,23 @@ class CappedChangeList(ChangeList):
         """Whether there are more rows than were counted."""
         return isinstance(self.paginator.count, AtLeast)
 
+    def get_results(self, request: HttpRequest) -> None:
+        """Find the rows of the page, and leave out columns that tell nothing of them."""
+        self.find_rows(request)
+        self.result_list: Any = list(self.result_list)
+        self.list_display = [each for each in self.list_display if self._tells_something(each)]
+
+    def find_rows(self, request: HttpRequest) -> None:
+        """Find the rows of the page."""
+        super().get_results(request)
+
+    def _tells_something(self, column: Any) -> bool:
+        # Type checkers know only the admin of Django.
+        model_admin: Any = self.model_admin
+        if column not in model_admin.left_out_if_equal or len(self.result_list) < 2:
+            return True
+        return any(getattr(row, column) != getattr(self.result_list[0], column) for row in self.result_list)
+
     def get_queryset(self, request: HttpRequest, *arguments: Any, **options: Any) -> Any:
         """Refuse values that cannot be read."""
         try:
@@ -208,6 +225,8 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     list_max_show_all = 100
     paginator = CappedPaginator
     change_list: type[ChangeList] = CappedChangeList
+    #: Columns that a page without differences leaves out, so that the rest fits the screen.
+    left_out_if_equal: tuple[str, ...] = ()
     #: Lookups in the links of our own templates. Those of ``list_filter`` are added.
     linked_lookups: tuple[str, ...] = ()
     #: What users may do with rows, by name: the actions of the list, and the buttons of the page of a row.

@@ -17,12 +17,13 @@ from django.db import router
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
+from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from django_pglock.admin.enqueue import EnqueueForm
 from django_pglock.admin.pages import ReadOnlyAdmin, admin_action, mark, needs
-from django_pglock.admin.task_page import last_failures, tick_of
+from django_pglock.admin.task_page import as_moment, last_failures, tick_of
 from django_pglock.admin.tasks import wait_or_run_time
 from django_pglock.errors import TaskError
 from django_pglock.models import Schedule, Task
@@ -91,14 +92,17 @@ def _functions() -> list[tuple[str, str]]:
 class ScheduleForm(forms.ModelForm, EnqueueForm):  # type: ignore[type-arg]
     """What people write: a function that this process knows, with arguments and times."""
 
-    task_path = forms.ChoiceField(label=_("task function"), choices=_functions)
+    task_path = forms.ChoiceField(label=capfirst(_("task function")), choices=_functions)
+
+
+NEXT, LAST = as_moment("next_at", Schedule), as_moment("last_at", Schedule)
 
 
 @admin.register(Schedule)
 class ScheduleAdmin(ReadOnlyAdmin):
     """The list of schedules, ordered by their next tick, and the page of one schedule."""
 
-    list_display = ["name", "function", "expression", "timezone", "next_at", "last_at", "last", "state"]
+    list_display: Any = ["named", "times", NEXT, "last", "state"]
     list_filter = [("is_enabled", admin.BooleanFieldListFilter)]
     search_fields = ["name", "task_path"]
     ordering = ["next_at", "task_path"]
@@ -123,13 +127,13 @@ class ScheduleAdmin(ReadOnlyAdmin):
         is_fixed = is_hidden or not self.has_change_permission(request, obj)
         arguments = ["shown_args", "shown_kwargs"] if is_fixed else ["args", "kwargs"]
         function = "task_path" if obj is None or self.has_change_permission(request, obj) else "function"
-        status = [] if obj is None else ["state", "next_at", "last_at", "last"]
+        status = [] if obj is None else ["state", NEXT, LAST, "last"]
         return ["name", function, *arguments, "expression", "timezone", "note", "is_enabled", *status]
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Schedule | None = None) -> list[str]:
+    def get_readonly_fields(self, request: HttpRequest, obj: Schedule | None = None) -> Any:
         """Return the fields without an input: a schedule keeps its name."""
         kept = [] if obj is None else ["name"]
-        return [*kept, "function", "shown_args", "shown_kwargs", "state", "next_at", "last_at", "last"]
+        return [*kept, "function", "shown_args", "shown_kwargs", "state", NEXT, LAST, "last"]
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """Add the status of the last task of each schedule."""
@@ -160,6 +164,17 @@ class ScheduleAdmin(ReadOnlyAdmin):
     def shown_kwargs(self, schedule: Schedule) -> str:
         """Return the keyword arguments as text, without those that are hidden."""
         return json.dumps(shown(schedule, "kwargs"))
+
+    @admin.display(description=_("name"))
+    def named(self, schedule: Schedule) -> str:
+        """Return the name and, below it, the function of a schedule of people."""
+        text = '<span class="pglock-path">{}</span> <span class="pglock-id">{}</span>'
+        return format_html(text, schedule.name, self.function(schedule))
+
+    @admin.display(description=_("when"))
+    def times(self, schedule: Schedule) -> str:
+        """Return the times, and the time zone of those of cron."""
+        return f"{schedule.expression} {schedule.timezone}"
 
     @admin.display(description=_("task function"))
     def function(self, schedule: Schedule) -> Any:

@@ -311,27 +311,19 @@ class IndexedList(CappedChangeList):
     #: Whether more rows match than the page shows.
     has_more = False
 
-    def get_results(self, request: HttpRequest) -> None:
+    def find_rows(self, request: HttpRequest) -> None:
         """Find the tasks of the page, and the last failure of each. Actions on all matches are not limited."""
         # A list does not show these, and they may have megabytes.
         self.queryset = self.queryset.defer("args", "kwargs", "result", "meta", "log", "progress", "stack")
         if Reading.of(request).is_search:
             self._search(Reading.of(request))
         else:
-            super().get_results(request)
+            super().find_rows(request)
             self.has_more = self.is_capped or self.page_num < self.paginator.num_pages
         self.result_list: Any = list(self.result_list)
         failures = last_failures(self.root_queryset.db, self.result_list)
         for task in self.result_list:
             task.last_failure = failures.get(task.pk)
-        self.list_display = [each for each in self.list_display if self._tells_something(each)]
-
-    def _tells_something(self, column: Any) -> bool:
-        # Type checkers know only the admin of Django.
-        model_admin: Any = self.model_admin
-        if column not in model_admin.left_out_if_equal or len(self.result_list) < 2:
-            return True
-        return len({getattr(row, column) for row in self.result_list}) > 1
 
     def _search(self, reading: Reading) -> None:
         self.searched = MOST_WAITING if "event" in reading.chosen else MOST_SEARCHED

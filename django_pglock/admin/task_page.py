@@ -200,6 +200,8 @@ def as_moment(name: str, model: Any = Task) -> Any:
 
     def show(row: Any) -> str:
         at, now = getattr(row, name), timezone.now()
+        if at is None:
+            return "-"
         text = timezone.localtime(at) if timezone.is_aware(at) else at
         span = gettext("%(span)s ago") if at <= now else gettext("in %(span)s")
         return f"{text:{SECONDS}} ({span % {'span': elapsed(*sorted((at, now)))}})"

@@ -110,7 +110,6 @@ class TaskAdmin(ReadOnlyAdmin):
 
     # Django accepts functions here; django-stubs does not.
     list_display: Any = [name_and_id, status_and_failure, "queue", "priority", wait_or_run_time, enqueued]
-    #: Columns that a page without differences leaves out, so that the rest fits the screen.
     left_out_if_equal = ("queue", "priority")
     list_filter = [("status", StatusFilter), *FILTERS]
     #: The link "Older tasks", and the links from groups of failures.

@@ -11,6 +11,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.pages import ReadOnlyAdmin, mark
+from django_pglock.admin.task_page import as_moment
 from django_pglock.models import Task, Worker
 from django_pglock.store.liveness import is_alive
 
@@ -19,7 +20,15 @@ from django_pglock.store.liveness import is_alive
 class WorkerAdmin(ReadOnlyAdmin):
     """The list of workers and the page of one worker."""
 
-    list_display = ["name", "served_queues", "threads", "running", "heartbeat", "state", "started_at"]
+    list_display: Any = [
+        "name",
+        "served_queues",
+        "threads",
+        "running",
+        "heartbeat",
+        "state",
+        as_moment("started_at", Worker),
+    ]
     ordering = ["started_at"]
     sortable_by = ["name"]
     fields = ("id", "name", "hostname", "pid", "served_queues", "threads", "lock_key", "running", "heartbeat", "state")

@@ -38,7 +38,8 @@ def test_the_list_and_the_page_show_a_schedule(client, nightly):
     Schedule.objects.update(last_task=made, last_at=Now())
     for address in (LIST, url("schedule", "change", nightly.pk)):
         page = client.get(address, follow=True).content.decode()
-        for text in (nightly.pk, "every 3600 s", f"#{made}</a>", "enabled</span>"):
+        next_at = f"{nightly.next_at:%Y-%m-%d %H:%M:%S} UTC"
+        for text in (nightly.pk, "every 3600 s", f"#{made}</a>", "enabled</span>", next_at):
             assert text in page
         assert " style=" not in page
         assert "onclick" not in page
@@ -157,6 +158,9 @@ def test_people_create_edit_and_delete_schedules(client, function):
     user = person(client, "view_schedule", "add_schedule", "delete_schedule")
     page = client.get(ADD).content.decode()
     assert f'<option value="{PATH}">' in page
+    assert "null" not in page, "what is not typed is an empty list"
+    for text in ("Task function:", "Arguments:", ">\n[]</textarea>", ">\n{}</textarea>"):
+        assert text in page
     assert " style=" not in page
     client.post(ADD, typed())
     row = Schedule.objects.get()
