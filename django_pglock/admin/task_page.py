@@ -67,9 +67,10 @@ def sentence(task: Task) -> str:
         or max(each for each in (task.enqueued_at, not is_running and task.run_after) if each)
     )
     is_later = task.status == TaskStatus.SCHEDULED and since > now
-    # Not the number of claims: a rescue does not use up an attempt, and a retry by a person begins with the first one.
-    made = task.retries + bool(task.attempts_made and (task.finished_at or is_running))
-    values = {"ago": elapsed(*sorted((since, now))), "made": made, "most": task.max_retries + 1}
+    # As in the log: each rescue, and each retry by a person, adds to the largest number.
+    made = task.attempts_made
+    most = made + task.max_retries - task.retries + (not (made and (task.finished_at or is_running)))
+    values = {"ago": elapsed(*sorted((since, now))), "made": made, "most": most}
     text = str(_STATES["LATER" if is_later else task.status if task.status in _STATES else "WAITING"] % values)
     if task.status == TaskStatus.SUCCESSFUL and task.cancel_requested_at:
         return " ".join((text, gettext("A cancel was requested, but the function did not stop.")))

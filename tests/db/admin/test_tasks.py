@@ -166,8 +166,8 @@ def test_the_page_begins_with_the_last_failure_and_the_last_frame_of_the_project
         ),
         ("FAILED", {"attempts": 1}, "Failed 0 s ago, at attempt 1 of 1."),
         # After the death of its worker, or after retries by a person.
-        ("FAILED", {"attempts": 13}, "Failed 0 s ago, at attempt 1 of 1."),
-        ("READY", {"attempts": 13}, "Has been ready for 0 s. Attempts so far: 0 of 1."),
+        ("FAILED", {"attempts": 13}, "Failed 0 s ago, at attempt 13 of 13."),
+        ("READY", {"attempts": 13}, "Has been ready for 0 s. Attempts so far: 13 of 14."),
         ("CANCELLED", {}, "Was cancelled 0 s ago."),
         ("RUNNING", {"attempts": 1}, "Has been running for 0 s: attempt 1 of 1."),
         ("SCHEDULED", {"run_after": Now() + timedelta(days=2, hours=1)}, "Will be ready in 2"),
