@@ -29,6 +29,7 @@ from django_pglock.store.failures import MOST_FOUND, FailureCounts, failures
 from django_pglock.store.id_range import newest
 from django_pglock.store.numbers import totals
 from django_pglock.store.operate import DELETE, RETRY, VERBS, Offer, Verb, check_target
+from django_pglock.store.ready import unknown, unserved_queues
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 from django_pglock.store.statements import MOST_COUNTED
 from django_pglock.store.steps import emit
@@ -185,6 +186,16 @@ class Command(TerminalCommand):
         self.stdout.write(ngettext("%d worker is alive.", "%d workers are alive.", workers) % workers)
         if not workers and any(queue["ready"] for queue in queues):
             self.stdout.write(_("Tasks are ready, but no worker is alive. Start a worker: manage.py runlockworker"))
+        if workers:
+            self._print_what_no_worker_runs(rows.db)
+
+    def _print_what_no_worker_runs(self, using: str) -> None:
+        text = _("No worker knows %(task)s, which ready tasks call. Was it renamed, or is its module not imported?")
+        for path in sorted({each.task_path for each in unknown(using)}):
+            self.stdout.write(text % {"task": path})
+        text = _("No worker serves the queue %(queue)s, which has ready tasks: manage.py runlockworker %(queue)s")
+        for queue in unserved_queues(using):
+            self.stdout.write(text % {"queue": queue})
 
     def _list(self, rows: Any, options: dict[str, Any]) -> None:
         wanted = filtered(rows, {**options, "status": None, "older_than": None})
