@@ -33,6 +33,9 @@ LIMITS = ["idle_session_timeout", "idle_in_transaction_session_timeout", "transa
 OWN_OPTIONS = sorted({*OF_FUNCTION} - {each.name for each in fields(Task)} - {"meta"})
 OF_RETRIES = ("backoff", "no_retry_on", "retry_on")
 
+#: How the warning about options without effect begins if the project has forgotten TASKS.
+NO_TASKS = "The settings have no TASKS, so enqueue() calls these functions at once, and ignores"
+
 #: At most this number of functions is named in a message.
 MOST_NAMED = 5
 
@@ -199,9 +202,11 @@ def check_options_without_effect() -> Problems:
         each for each in registry.definitions() if not each.is_own and not hasattr(each.get_backend(), "database")
     ]
     if text := _changed(others, OWN_OPTIONS):
+        is_set: bool = settings.is_overridden("TASKS")  # type: ignore[misc]
         yield problem(
             "W010",
-            f"The backends of these functions in TASKS ignore these options of @task: {text}.",
+            ("The backends of these functions in TASKS ignore" if is_set else NO_TASKS)
+            + f" these options of @task: {text}.",
             "Set BACKEND in TASKS to django_pglock.backend.PostgresBackend, or name another backend in @task. Silence "
             "this check in settings for tests that are meant to use this backend.",
         )

@@ -267,8 +267,8 @@ def test_a_check_reports_that_tasks_is_not_set(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     said = subprocess.check_output([sys.executable, "-c", FORGOTTEN], text=True, env=env)
     assert said == (
-        "django_pglock.W010 The backends of these functions in TASKS ignore these options of @task: "
-        "shop.tasks.first (max_attempts); and 1 more.\n"
+        "django_pglock.W010 The settings have no TASKS, so enqueue() calls these functions at once, and ignores these "
+        "options of @task: shop.tasks.first (max_attempts); and 1 more.\n"
     )
 
 
