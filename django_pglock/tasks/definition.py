@@ -333,6 +333,10 @@ def task(function: Any = None, /, **options: Any) -> Any:
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
+        if not callable(function):
+            raise TaskOptionError(
+                f"@task is given {function!r}, which is no function. Name each option: queue_name='mail'."
+            )
         check_names(_where(function), options, By.FUNCTION)
         # Our class, whatever the backend is, so that the options also exist in tests with Django's ImmediateBackend.
         return PostgresTask(func=function, **options)

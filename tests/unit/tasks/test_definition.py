@@ -27,6 +27,11 @@ pytestmark = pytest.mark.usefixtures("own_registry")
 DUMMY = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
 
 
+def test_an_option_without_its_name_is_refused():
+    with pytest.raises(TaskOptionError, match="@task is given .mail., which is no function"):
+        task("mail")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
