@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     files = sources(given.path)
     lines = [f"{path}:{line}: {found}\n" for path, text in files.items() for line, found in findings(text)]
     sys.stdout.writelines(lines)
-    sys.stdout.write(f"{len(lines)} places that the bridge cannot carry, in {len(files)} files.\n")
+    sys.stdout.write(f"Places that the bridge cannot carry: {len(lines)}. Files: {len(files)}.\n")
     if given.write:
         rewrite(files)
     return 1 if lines else 0

@@ -65,7 +65,7 @@ def test_findings_have_files_and_lines(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
     assert capsys.readouterr().out == (
         f"{tmp_path}/tasks.py:4: CELERY_TASK_ROUTES: write queue= at the decorator or the call\n"
-        "1 places that the bridge cannot carry, in 1 files.\n"
+        "Places that the bridge cannot carry: 1. Files: 1.\n"
     )
 
 
