@@ -20,6 +20,7 @@ from django_pglock.loggers import WORKER, get_logger
 from django_pglock.management.arguments import WrongArguments
 from django_pglock.tasks import registry
 from django_pglock.tasks.schedules import timing_of
+from django_pglock.worker.child.logs import NAMES
 from django_pglock.worker.queues import Queues
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ logger = get_logger(WORKER)
 
 #: Functions and schedules that are named at most.
 FEW = 8
-#: The loggers of the two packages that ``django.tasks`` comes from, which logs the start and the end of each task. With
-#: Django's default settings and DEBUG off, the handler drops both. To make them took a third of a worker's time.
-NAMES = ("django.tasks", "django_tasks")
 
 
 def banner(queues: Queues, databases: Sequence[str], *, processes: int, threads: int) -> str:

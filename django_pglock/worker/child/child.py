@@ -184,7 +184,8 @@ class Child:
         if not self.channel.is_own():
             self.leave()
         # An idle child reports rarely, but so often that it does not look frozen.
-        is_silent = any(each.stage.checks for each in [*self.services, *self.watchdog.threads()])
+        stages = [each.stage for each in self.services] + [each.stage for each in self.watchdog.threads()]
+        is_silent = any(each.checks for each in stages)
         is_idle = not (self.in_flight.claims or self.is_stopping or is_silent)
         self.loop.call_later(get_settings().HEARTBEAT_INTERVAL if is_idle else CHECK_INTERVAL, self._check)
         self.loop.call_soon(self._watch)
