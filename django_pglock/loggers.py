@@ -22,6 +22,9 @@ from functools import partial
 
 #: The logger of the worker.
 WORKER = "django_pglock.worker"
+#: The loggers of the two packages that ``django.tasks`` comes from, which logs the start and the end of each task. With
+#: Django's default settings and DEBUG off, the handler drops both. To make them took a third of a worker's time.
+OF_DJANGO_TASKS = ("django.tasks", "django_tasks")
 #: Seconds between two reports that the log has failed. Each record may fail, and there may be thousands.
 BETWEEN_REPORTS = 60.0
 #: Records that wait while a handler hangs: further ones are dropped. And seconds for the last ones at the end.

@@ -30,6 +30,7 @@ from sentry_sdk.tracing_utils import has_span_streaming_enabled
 from sentry_sdk.utils import event_from_exception, has_data_collection_enabled
 
 from django_pglock.errors import TaskCancelled
+from django_pglock.loggers import OF_DJANGO_TASKS
 from django_pglock.store.outcome import Cancelled, Failed, Mixed, Succeeded
 from django_pglock.store.schedules import SCHEDULE_NAME
 from django_pglock.tasks import instrumentation
@@ -40,12 +41,11 @@ from django_pglock.tasks.instrumentation import headers_of
 from django_pglock.tasks.redaction import is_redacted, shown
 from django_pglock.tasks.retry import Cancel
 from django_pglock.tasks.schedules import is_scheduled, timing_of
-from django_pglock.worker.child.logs import NAMES
 
 INSTRUMENT = "sentry"
 ORIGIN = "auto.queue.django_pglock"
 #: The loggers that report the end of each task. Sentry would make events of their records, too.
-LOGGERS = ("django_pglock.worker", *NAMES)
+LOGGERS = ("django_pglock.worker", *OF_DJANGO_TASKS)
 #: The attribute of exceptions that were reported with their tasks.
 REPORTED = "_django_pglock_reported"
 #: The most characters of a monitor's slug.

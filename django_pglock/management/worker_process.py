@@ -16,7 +16,7 @@ from django.utils import autoreload
 from django.utils.translation import gettext as _
 
 from django_pglock import __version__
-from django_pglock.loggers import WORKER, get_logger
+from django_pglock.loggers import OF_DJANGO_TASKS, WORKER, get_logger
 from django_pglock.management.arguments import WrongArguments
 from django_pglock.tasks import registry
 from django_pglock.tasks.schedules import timing_of
@@ -121,7 +121,7 @@ def silence_unhandled_loggers() -> list[str]:
     """
     if logging.Logger.callHandlers.__module__ != "logging":
         return []
-    silenced = [name for name in NAMES if not logging.getLogger(name).level and not is_handled(name, logging.INFO)]
+    silenced = [name for name in OF_DJANGO_TASKS if not logging.getLogger(name).level and not is_handled(name, logging.INFO)]
     for name in silenced:
         logging.getLogger(name).setLevel(logging.WARNING)
     return silenced
@@ -132,7 +132,7 @@ def keep_off_terminal() -> None:
 
     Other handlers, such as the one that mails errors to the admins, still get the records.
     """
-    for name in NAMES:
+    for name in OF_DJANGO_TASKS:
         for handler in _handlers_of(name):
             if isinstance(handler, logging.StreamHandler):
                 handler.addFilter(_is_of_others)
@@ -142,7 +142,7 @@ def keep_off_terminal() -> None:
 
 
 def _is_of_others(record: logging.LogRecord) -> bool:
-    return record.name not in NAMES
+    return record.name not in OF_DJANGO_TASKS
 
 
 def is_handled(name: str, level: int) -> bool:

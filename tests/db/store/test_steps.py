@@ -441,7 +441,7 @@ def test_rows_of_a_loop_are_written_once_although_a_lost_attempt_commits_late(cl
             with rows:
                 Effect.objects.bulk_create(Effect(name="to", number=each.number) for each in rows)
                 note = rows.steps.note_position
-                rows.steps.note_position = lambda chunk: (go_on(), note(chunk), noted())
+                rows.steps.note_position = lambda chunk, note=note: (go_on(), note(chunk), noted())
 
     def work(number):
         if number == 0:

@@ -20,7 +20,7 @@ class Below:
 @pytest.fixture
 def tree(monkeypatch):
     """A logger like django.tasks, below one like django, that does not reach pytest's handlers."""
-    monkeypatch.setattr(logs, "NAMES", ("house.tasks",))
+    monkeypatch.setattr(logs, "OF_DJANGO_TASKS", ("house.tasks",))
     house, tasks = logging.getLogger("house"), logging.getLogger("house.tasks")
     house.setLevel(logging.INFO)
     house.propagate = False
