@@ -121,7 +121,8 @@ def silence_unhandled_loggers() -> list[str]:
     """
     if logging.Logger.callHandlers.__module__ != "logging":
         return []
-    silenced = [name for name in OF_DJANGO_TASKS if not logging.getLogger(name).level and not is_handled(name, logging.INFO)]
+    undecided = [name for name in OF_DJANGO_TASKS if not logging.getLogger(name).level]
+    silenced = [name for name in undecided if not is_handled(name, logging.INFO)]
     for name in silenced:
         logging.getLogger(name).setLevel(logging.WARNING)
     return silenced
