@@ -514,8 +514,11 @@ def run_again_from(using: str, task_id: int, step: str) -> list[str]:
     tasks = rows_of("Task", using).filter(pk=task_id)
     with transaction_block(using):
         # Locked first, so that no worker claims the task between the two changes.
-        statuses = tasks.filter(waits_for=0).select_for_update(no_key=True).values_list("status", flat=True)
-        verb = {"FAILED": RETRY, "CANCELLED": RETRY, "SCHEDULED": RUN_NOW}.get(status := next(iter(statuses), ""))
+        rows = tasks.filter(waits_for=0).select_for_update(no_key=True).values_list("status", "lock_key")
+        status, key = next(iter(rows), ("", None))
+        # Meanwhile nobody else admits a task at its key.
+        admit_on_commit(using, [key])
+        verb = {"FAILED": RETRY, "CANCELLED": RETRY, "SCHEDULED": RUN_NOW}.get(status)
         if verb is None and status not in (TaskStatus.READY, TaskStatus.BLOCKED):
             return []
         names = forget_from(using, task_id, step)

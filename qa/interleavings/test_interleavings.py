@@ -17,13 +17,14 @@ from qa.interleavings.cases import Case, CaseRunner, Walk, pairs, walks
 from qa.interleavings.families import family
 from qa.interleavings.schedules import schedules
 from qa.interleavings.sessions import COMMIT
+from qa.interleavings.steps import steps
 from qa.interleavings.verbs import VERBS
 from qa.interleavings.waits import waits
 
 IS_SHORT = os.environ.get("PGLOCK_INTERLEAVINGS") != "all"
 WALKS = 20 if IS_SHORT else 2000
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 if IS_SHORT else 0)]
-BUILDS = (*worlds.BUILDS, schedules, family, waits)
+BUILDS = (*worlds.BUILDS, schedules, family, waits, steps)
 in_world = pytest.mark.parametrize("runner", BUILDS, indirect=True, ids=lambda build: build.__name__)
 
 

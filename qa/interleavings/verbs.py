@@ -17,7 +17,7 @@ from django_pglock.store.outcome import Outcome
 from django_pglock.tasks.claim import Claim
 from qa.interleavings.worlds import FIRST, SECOND, THIRD, World
 
-EVERYWHERE = frozenset({"plain", "key", "concurrent", "unique", "after", "group", "shared", "family", "waits"})
+EVERYWHERE = frozenset({"plain", "key", "concurrent", "unique", "after", "group", "shared", "family", "waits", "steps"})
 
 
 class Results:

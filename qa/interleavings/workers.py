@@ -32,6 +32,7 @@ from django_pglock.store.release import orphaned_waiters, promote, release
 from django_pglock.store.requests_to_worker import answer_stack, write_progress
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import give_back, settle_and_commit
+from django_pglock.store.steps import missed_events, wake_waiting
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.child import settler
 from django_pglock.worker.child.in_flight import EndedClaim, InFlight
@@ -49,7 +50,7 @@ EXCEPTION = FAILED.failure.exception_path
 FUNCTIONS = (
     *(keyed.step, keyed.call, keyed.refresh, keyed.rebuild, keyed.remind, keyed.save),
     *(keyed.digest, keyed.note, keyed.serve, keyed.trickle, tasks.nothing),
-    *(steps.family_of_order, steps.child, steps.child_of_order),
+    *(steps.family_of_order, steps.child, steps.child_of_order, steps.order_of_steps),
 )
 PATHS = [function.module_path for function in FUNCTIONS]
 GROUPED = (keyed.digest.module_path, keyed.note.module_path)
@@ -186,7 +187,7 @@ def rescue_claims(world: World, results: Results) -> None:
         rescue("default", unbroken=math.inf)
 
 
-@verb("plain", "key", "shared", is_workers=True)
+@verb("plain", "key", "shared", "steps", is_workers=True)
 def promote_due(world: World, results: Results) -> None:
     with transaction.atomic():
         promote("default")
@@ -197,14 +198,15 @@ def open_buckets(world: World, results: Results) -> None:
     admit("default", open_rates("default"))
 
 
-@verb("key", "concurrent", "unique", "after", "group", "family", is_workers=True)
+@verb("key", "concurrent", "unique", "after", "group", "family", "steps", is_workers=True)
 def sweep(world: World, results: Results) -> None:
     """What upkeep does for tasks that a crash has left waiting."""
     release("default", (awaited for _, awaited in orphaned_waiters("default", 0) if awaited is not None))
     admit("default", blocked_keys("default", ""))
+    wake_waiting("default", [event for event, is_there in missed_events("default", "") if is_there])
 
 
-@verb("plain", "unique", "after", "family", is_workers=True, prunes=True)
+@verb("plain", "unique", "after", "family", "steps", is_workers=True, prunes=True)
 def prune_a_window(world: World, results: Results) -> None:
     prune_window("default", 0, {"SUCCESSFUL": 0, "FAILED": 0, "CANCELLED": 0})
 

@@ -465,6 +465,12 @@ def family_beside_others(context, order_id, depth=0):
     return sum(each.return_value for each in context.gather("children", calls)) + 1
 
 
+@task(takes_context=True, lock="order:{order_id}")
+def order_of_steps(context, order_id):
+    context.step("charge", part, "charge")
+    return context.wait_for(f"packed:{order_id}", timeout=None, name="packed")
+
+
 def gathers_in_a_transaction(context):
     with transaction.atomic():
         context.gather("inside", [child.call_of(1)])
