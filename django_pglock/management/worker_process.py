@@ -20,7 +20,6 @@ from django_pglock.loggers import OF_DJANGO_TASKS, WORKER, get_logger
 from django_pglock.management.arguments import WrongArguments
 from django_pglock.tasks import registry
 from django_pglock.tasks.schedules import timing_of
-from django_pglock.worker.child.logs import NAMES
 from django_pglock.worker.queues import Queues
 
 if TYPE_CHECKING:

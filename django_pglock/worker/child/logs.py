@@ -39,10 +39,6 @@ from django_pglock.worker.child.in_flight import EndedClaim
 
 logger = get_logger(WORKER)
 
-#: The loggers of the two packages that ``django.tasks`` comes from, which logs the start and the end of each task. With
-#: Django's default settings and DEBUG off, the handler drops both. To make them took a third of a worker's time.
-NAMES = ("django.tasks", "django_tasks")
-
 
 def log_claim(level: int, claim: Claim, text: str, *values: Any, failure: Failure | None = None) -> None:
     """Log a sentence whose subject is a claim, with the fields of the claim and the stored traceback of a failure."""

@@ -28,7 +28,7 @@ DUMMY = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
 
 
 def test_an_option_without_its_name_is_refused():
-    with pytest.raises(TaskOptionError, match="@task is given .mail., which is no function"):
+    with pytest.raises(TaskOptionError, match=r"@task is given .mail., which is no function"):
         task("mail")
 
 
