@@ -300,7 +300,7 @@ class Upkeep(Service):
         if len(found) == RESCUED_AT_ONCE:
             self.wake(rescues=True)
         for task in found:
-            text = "Task %d (%s) was taken back from worker %s, which is dead; it is %s now."
+            text = "Task %d (%r) was taken back from worker %s, which is dead; it is %s now."
             logger.warning(text, task.id, task.task_path, task.worker, task.status)
         delete_dead(self.using, unbroken=unbroken)
         self._attempt(add_rescued, self.using, [(each.queue, each.task_path, each.status) for each in found])
