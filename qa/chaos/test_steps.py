@@ -17,7 +17,7 @@ from django_pglock.models import Attempt, Step, Task
 from qa.chaos.statements import Counted, Held, Place, StatementProxy
 from qa.processes import children_of, lives
 from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server
-from tests.sample.chaos_tasks import ATOMIC, CHILDREN, PARTS, PLAIN, ROWS, ten_steps
+from tests.sample.chaos_tasks import ATOMIC, CHILDREN, PARTS, PLAIN, ROWS, import_rows, ten_steps
 from tests.sample.models import Effect, Letter
 
 #: The tasks of one run: that of ten steps, the one that emits its event, and its children.
@@ -221,3 +221,29 @@ def judge_effects(parent: Task, effects: list[Effect]) -> tuple[int, list[str]]:
         wrong.append(f"its steps have the numbers {numbers}")
     wrong += [f"attempt {each!r}" for each in Attempt.objects.filter(task=parent)[1:]]
     return sum(counts.values()) - len(counts), wrong
+
+
+@pytest.mark.parametrize("count", [pytest.param(5_000, marks=pytest.mark.short), 100_000])
+@pytest.mark.fault("deploys during an import")
+def test_a_deploy_every_second_during_an_import(experiment, eventually, count):
+    experiment.fault_name = f"a deploy every second while a task imports {count:,} rows by chunks"
+    Letter.objects.all().delete()
+    Letter.objects.bulk_create(Letter(text="row") for _ in range(count))
+    imported = Effect.objects.filter(name="imported")
+    imported.delete()
+    worker, deploys = experiment.worker(), 0
+    task = import_rows.enqueue()
+    eventually(imported.exists, why="the import does not begin")
+    while not experiment.is_over():
+        old, worker = worker, experiment.worker()
+        experiment.send_signal(old, signal.SIGTERM)
+        assert old.wait() == 0
+        deploys += 1
+        time.sleep(1)
+    numbers = list(imported.values_list("number", flat=True))
+    Letter.objects.all().delete()
+    row = Task.objects.get(pk=task.id)
+    assert row.attempts > 1, "no deploy has met the import"
+    is_kept = len(numbers) == len(set(numbers)) == count and row.status == "SUCCESSFUL"
+    experiment.affirm(f"each row once; {row.attempts} runs by {deploys} deploys", is_kept=is_kept)
+    experiment.affirm("no attempt is spent", is_kept=row.attempts_made == 1 and not Attempt.objects.exists())

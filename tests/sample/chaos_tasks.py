@@ -195,3 +195,11 @@ def ten_steps(context: TaskContext):
     found.append(context.step("mail", leave, PLAIN, base + 90))
     found.append(context.atomic_step("close", leave, ATOMIC, base + 100))
     return found
+
+
+@task(takes_context=True)
+def import_rows(context: TaskContext):
+    for rows in context.chunks("rows", Letter.objects.all(), size=20):
+        with rows:
+            Effect.objects.bulk_create(Effect(name="imported", number=row.pk) for row in rows)
+    return context.fencing_token
