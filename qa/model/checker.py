@@ -23,6 +23,7 @@ LARGER = {
     "heartbeats": ("-DFAULTS=3",),
     "keys": ("-DTASKS=3", "-DFAULTS=1"),
     "leases": ("-DFAULTS=2",),
+    "steps": ("-DFAULTS=4",),
     "wake": ("-DTASKS=3",),
 }
 #: Steps of the longest run, and the size of the table of states as a power of two.
