@@ -121,7 +121,7 @@ class StatementProxy(Proxy):
     def _answer(self, link: Any, data: bytes) -> Place | None:
         asked = self._asked.pop(link, None)
         if isinstance(asked, str):
-            if not has_row(data):
+            if "UPDATE" not in asked or not has_row(data):
                 return None
             self.counted.claims.add(asked)
             return self.counted.place_of(asked)

@@ -43,7 +43,7 @@ class Runs:
 
     def run(self, held: Held | None = None, strike=None) -> bool:
         """Run one task. Strike at a place if there is one; return whether the run has come to it."""
-        self.eventually(self._are_ready, why="a worker has not come back")
+        self._replace_struck()
         self.counted.begin(held)
         task = int(ten_steps.enqueue().id)
         if held is not None:
@@ -54,8 +54,12 @@ class Runs:
         self.eventually(self.experiment.is_over, why=f"some task is stuck after {held}")
         return task in self.struck
 
-    def _are_ready(self) -> bool:
-        return all(each.children and lives(each.child) for each in self.workers.values())
+    def _replace_struck(self) -> None:
+        """A worker whose children die again and again waits ever longer before it starts the next one."""
+        for proxy, worker in self.workers.items():
+            if len(worker.children) > 1 or not lives(worker.child):
+                worker.end()
+                self.workers[proxy] = worker.start_replacement()
 
     def places(self, *, is_answer: bool) -> list[Place]:
         """Return the statements that each run has, in the order in which they begin."""
