@@ -534,6 +534,9 @@ def strike(fault):
         for pid in (parent_of(starter), starter):
             os.kill(pid, fault)
     os.kill(os.getpid(), fault)
+    if fault == signal.SIGSTOP:
+        # Another thread may take the signal, and this one would go on for a moment.
+        time.sleep(1)
 
 
 def parent_of(pid):

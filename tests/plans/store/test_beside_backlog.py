@@ -358,7 +358,7 @@ LIMITS = {
     rates: {"rows": 20 * BATCH, "pages": 400},
 }
 #: Servers before 17 may read all unfinished or all running tasks by the index of their statuses, as for all tasks.
-BEFORE_17 = {cancels: {"rows": 60_000, "pages": 6_000}, resets: {"rows": 6_000, "pages": 6_000}}
+BEFORE_17 = {cancels: {"rows": 80_000, "pages": 6_000}, resets: {"rows": 6_000, "pages": 6_000}}
 
 
 @pytest.fixture(params=STATISTICS)

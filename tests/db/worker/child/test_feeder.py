@@ -160,7 +160,7 @@ def test_a_worker_without_a_free_thread_wakes_others(two, eventually):
     eventually(lambda: first.in_flight.threads.running == 1)
     for _ in range(3):
         assert eventually(notify(first).first).worker == other.id
-    assert not Worker.objects.get(pk=first.id).is_sleeping, "others would go on to rely on it"
+    eventually(Worker.objects.filter(pk=first.id, is_sleeping=False).exists, why="others would go on to rely on it")
     running_tasks.note("the end")
     eventually(Worker.objects.filter(pk=first.id, is_sleeping=True).exists)
 
