@@ -535,7 +535,7 @@ def strike(fault):
             os.kill(pid, fault)
     os.kill(os.getpid(), fault)
     if fault == signal.SIGSTOP:
-        # Another thread may take the signal, and this one would go on for a moment.
+        # Another thread may take the signal, and this one would continue for a moment.
         time.sleep(1)
 
 

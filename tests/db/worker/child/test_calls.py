@@ -238,7 +238,7 @@ def test_a_session_that_is_lost_between_failures_and_successes_keeps_neither(wor
     worker(threads=1)
     eventually(has_ended(*ids))
     assert cut == [1], "the failure was written when the session was lost"
-    assert statuses() == {"SUCCESSFUL": 2, "FAILED": 1}, "and the handler has run"
+    eventually(lambda: statuses() == {"SUCCESSFUL": 2, "FAILED": 1}, why="the handler has not run")
     assert effects() == {"fine": 1, "raise": 1, "failed": 1}
 
 
