@@ -22,7 +22,7 @@ from django_pglock.errors import StepError, TaskArgumentsError
 from django_pglock.models import Event
 from django_pglock.store.steps import emit
 from django_pglock.tasks.redaction import shown_payload
-from django_pglock.tasks.steps import LONGEST_NAME
+from django_pglock.tasks.step_records import LONGEST_NAME
 
 
 class EmitForm(forms.Form):

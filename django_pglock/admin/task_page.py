@@ -26,7 +26,7 @@ from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 from django_pglock.store.schedules import SCHEDULE_NAME
 from django_pglock.tasks.redaction import is_redacted, shown, shown_step
 from django_pglock.tasks.states import WAITING, TaskStatus
-from django_pglock.tasks.steps import OF_OTHER_CODE, Kind
+from django_pglock.tasks.step_records import OF_OTHER_CODE, Kind
 
 #: At most this number of characters of a value is shown.
 MOST_SHOWN = 10_000

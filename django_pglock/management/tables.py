@@ -22,7 +22,7 @@ from django_pglock.store.numbers import OUTCOMES, Total
 from django_pglock.store.schedules import with_last_status
 from django_pglock.store.why_it_waits import why_it_waits
 from django_pglock.tasks.redaction import shown, shown_step
-from django_pglock.tasks.steps import OF_OTHER_CODE
+from django_pglock.tasks.step_records import OF_OTHER_CODE
 
 Row = dict[str, Any]
 

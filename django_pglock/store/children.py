@@ -27,7 +27,7 @@ from django_pglock.tasks.call_keys import RATED
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.instrumentation import observe_enqueue
 from django_pglock.tasks.states import TaskStatus
-from django_pglock.tasks.steps import Suspension
+from django_pglock.tasks.step_records import Suspension
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields

@@ -17,7 +17,7 @@ from typing import Any
 from django_pglock.error_reading import class_path_of, describe_exception, function_of, message_of
 from django_pglock.errors import EventTimeout, StepFailed
 from django_pglock.tasks.states import TaskStatus
-from django_pglock.tasks.steps import Kind, Suspension
+from django_pglock.tasks.step_records import Kind, Suspension
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,22 +50,19 @@ from django_pglock.tasks.compat import TaskResult
 from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.retry import FlowWord
 from django_pglock.tasks.states import TaskStatus
-from django_pglock.tasks.steps import (
+from django_pglock.tasks.step_records import (
     LARGEST_RESULT,
-    LONGEST_DEPLOY,
     OF_OTHER_CODE,
-    POSTPONED,
-    Chunk,
     HandedBack,
     Kind,
     Record,
-    Steps,
     Suspension,
     TaskCall,
     flaw_of_name,
     result_text,
     told,
 )
+from django_pglock.tasks.steps import LONGEST_DEPLOY, POSTPONED, Chunk, Steps
 
 __all__ = ["emit"]
 

@@ -20,7 +20,7 @@ from django_pglock.tasks.queues import is_served
 from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.retry import MAX_DELAY
 from django_pglock.tasks.states import TaskStatus
-from django_pglock.tasks.steps import Kind
+from django_pglock.tasks.step_records import Kind
 
 #: At most this number of the tasks for which a task waits is named.
 FEW = 5

@@ -20,7 +20,8 @@ from django_pglock.tasks.call_keys import misfit
 from django_pglock.tasks.calls import Calls
 from django_pglock.tasks.options import OWN_META
 from django_pglock.tasks.results import make_result
-from django_pglock.tasks.steps import Chunk, PlainSteps, Steps, TaskCall, idempotency_key
+from django_pglock.tasks.step_records import TaskCall, idempotency_key
+from django_pglock.tasks.steps import Chunk, PlainSteps, Steps
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields

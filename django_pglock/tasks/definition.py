@@ -29,7 +29,7 @@ from django_pglock.tasks.options import GroupOption, RateOption, UniqueOption
 from django_pglock.tasks.redaction import RedactOption, redact_of
 from django_pglock.tasks.retry import BackoffOption
 from django_pglock.tasks.schedules import check_schedule
-from django_pglock.tasks.steps import TaskCall
+from django_pglock.tasks.step_records import TaskCall
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -17,7 +17,8 @@ from django_pglock.tasks.claim import context_of
 from django_pglock.tasks.compat import Task
 from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.retry import MAX_DELAY
-from django_pglock.tasks.steps import Chunk, HandedBack, Kind, Record, Steps, Suspension, TaskCall, told
+from django_pglock.tasks.step_records import HandedBack, Kind, Record, Suspension, TaskCall, told
+from django_pglock.tasks.steps import Chunk, Steps
 
 R = TypeVar("R")
 

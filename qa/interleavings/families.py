@@ -16,7 +16,7 @@ from django_pglock.store.steps import RecordedSteps
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.states import FINISHED
-from django_pglock.tasks.steps import Suspension, TaskCall
+from django_pglock.tasks.step_records import Suspension, TaskCall
 from qa.interleavings.judge import Judge, law
 from qa.interleavings.verbs import Results, in_a_transaction, verb
 from qa.interleavings.worlds import DEAD, FAILED, LIVING, World

@@ -17,7 +17,7 @@ from django_pglock.store.settle import settle
 from django_pglock.store.steps import RecordedSteps, note_causes, write_suspensions
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.steps import HandedBack, StepEnded, Suspension
+from django_pglock.tasks.step_records import HandedBack, StepEnded, Suspension
 from qa.interleavings.judge import Judge, law
 from qa.interleavings.verbs import Results, in_a_transaction, verb
 from qa.interleavings.workers import settling

@@ -11,7 +11,7 @@ from django_pglock.store.outcome import Snoozed
 from django_pglock.store.settle import settle
 from django_pglock.store.steps import missed_events, wake_waiting
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.steps import Kind, Suspension
+from django_pglock.tasks.step_records import Kind, Suspension
 from qa.interleavings.judge import Judge, law
 from qa.interleavings.verbs import Results, in_a_transaction, verb
 from qa.interleavings.worlds import LIVING, World

@@ -54,7 +54,8 @@ from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.instrumentation import UNOBSERVED
 from django_pglock.tasks.results import as_called, error_of, make_result
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, Cancel, FlowWord, Retry, Snooze, delay_after
-from django_pglock.tasks.steps import HandedBack, Steps, Suspension
+from django_pglock.tasks.step_records import HandedBack, Suspension
+from django_pglock.tasks.steps import Steps
 from django_pglock.worker.child.in_flight import EndedClaim
 from django_pglock.worker.child.logs import has_observers
 

@@ -36,7 +36,7 @@ from django_pglock.store.outcome import Cancelled, Failed, Failure, GivenBack, M
 from django_pglock.store.rescue import interrupted
 from django_pglock.store.settle import SettleRefused, settle_and_commit, take_success
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.steps import Suspension
+from django_pglock.tasks.step_records import Suspension
 from django_pglock.worker.child.attempt import Attempt
 from django_pglock.worker.child.in_flight import EndedClaim
 from django_pglock.worker.child.logs import log_claim

@@ -23,7 +23,7 @@ from django_pglock.store.steps import RecordedSteps
 from django_pglock.store.why_it_waits import why_it_waits
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.steps import StepEnded, Suspension
+from django_pglock.tasks.step_records import StepEnded, Suspension
 from django_pglock.testing import run_tasks
 from tests.conftest import NEVER
 from tests.db.store.endings import FAILURE, settle_one

@@ -30,7 +30,7 @@ from django_pglock.store.why_it_waits import why_it_waits
 from django_pglock.tasks import registry
 from django_pglock.tasks.arguments import as_stored, from_json, to_json
 from django_pglock.tasks.retry import MAX_DELAY
-from django_pglock.tasks.steps import HandedBack, Kind, StepEnded, Suspension
+from django_pglock.tasks.step_records import HandedBack, Kind, StepEnded, Suspension
 from django_pglock.testing import run_tasks
 from tests.conftest import NEVER
 from tests.sample import step_tasks as sample
